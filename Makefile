@@ -1,0 +1,57 @@
+# Needs only python3 >= 3.11 and make; uses uv when it is there.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := $(shell command -v uv 2>/dev/null)
+
+COVERAGE_FLOOR := 90
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+ifdef UV
+install = test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV); $(UV) pip install --quiet --python $(BIN)/python
+else
+install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+
+.PHONY: help install dev quickstart test check lint types imports bench clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
+
+# The stamps make a second run skip the installation until pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.11 (or newer)"; exit 2; }
+	@echo "installing into $(VENV) ..."
+	@$(install) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
+	@echo "installing the development tools into $(VENV) ..."
+	@$(install) -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv and install the package
+
+dev: $(VENV)/.installed-dev ## the same with the development tools
+
+test: dev ## run every test
+	@$(PYTEST)
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: dev
+	$(BIN)/mypy
+
+imports: dev
+	$(BIN)/lint-imports
+
+check: lint types imports ## what CI runs: lint, types, import contract, every test with a coverage floor
+	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
+
+bench: dev ## ratios of what we cost to what the work itself costs
+	$(BIN)/python -m pytest -q -s tests/perf
+
+clean:
+	rm -rf $(VENV) dist build

@@ -1,0 +1,58 @@
+"""Every error this package raises on purpose.
+
+`ConfigError` and its children are the user's to fix: commands print the message
+without a traceback and exit 2. Each also keeps the built-in parent that existing
+code catches.
+"""
+
+
+class GymError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(GymError):
+    """The user can fix this: the message names the value, the place and the remedy."""
+
+
+class ConfigPathNotFoundError(ConfigError, FileNotFoundError):
+    """A file named by the user does not exist in any place it was looked for."""
+
+
+class MalformedConfigPathsError(ConfigError, ValueError):
+    """`config_paths` is something other than a list of paths."""
+
+
+class NoServerInstancesError(ConfigError, ValueError):
+    """The config defines no server, so there is nothing to start."""
+
+
+class ConfigMissingValuesError(ConfigError, ValueError):
+    """Values marked `???` were never supplied."""
+
+
+class ConfigInterpolationError(ConfigError, ValueError):
+    """A `${...}` refers to something that is not there."""
+
+
+class ServerRefNotFoundError(ConfigError, AssertionError, ValueError):
+    """A server reference names a server that is not configured."""
+
+
+class InheritPathNotFoundError(ConfigError, ValueError):
+    """`_inherit_from` or `_copy` names a path that does not exist, or refers to itself."""
+
+
+class AlmostServerError(ConfigError, ValueError):
+    """A block looks like a server but does not validate as one."""
+
+
+class DuplicateInstanceError(ConfigError, ValueError):
+    """Two files define one instance name as two different servers."""
+
+
+class UnknownOptionError(ConfigError, ValueError):
+    """An option on the command line that nothing reads."""
+
+
+class OverrideSyntaxError(ConfigError, ValueError):
+    """A `+key=value` argument that cannot be read."""

@@ -1,0 +1,160 @@
+"""Names that appear in configs, rows and results, each spelled exactly once.
+
+They are contract: config files, data sets and rollout files of other programs use them.
+"""
+
+# Environment variables
+NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME = "NEMO_GYM_CONFIG_DICT"
+NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME = "NEMO_GYM_CONFIG_FILE"
+NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME = "NEMO_GYM_CONFIG_PATH"
+NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME = "NEMO_GYM_EXTRA_ROOTS"
+NEMO_GYM_DEBUG_ENV_VAR_NAME = "NEMO_GYM_DEBUG"
+
+# Server types, in the order they are listed to people
+MODELS_TYPE = "responses_api_models"
+RESOURCES_TYPE = "resources_servers"
+AGENTS_TYPE = "responses_api_agents"
+SERVER_TYPES = (MODELS_TYPE, RESOURCES_TYPE, AGENTS_TYPE)
+
+# Reserved top-level config keys: never server instances
+CONFIG_PATHS_KEY_NAME = "config_paths"
+ENTRYPOINT_KEY_NAME = "entrypoint"
+DEFAULT_HOST_KEY_NAME = "default_host"
+HEAD_SERVER_KEY_NAME = "head_server"
+DISALLOWED_PORTS_KEY_NAME = "disallowed_ports"
+HEAD_SERVER_DEPS_KEY_NAME = "head_server_deps"
+PYTHON_VERSION_KEY_NAME = "python_version"
+PIP_INSTALL_VERBOSE_KEY_NAME = "pip_install_verbose"
+USE_ABSOLUTE_IP_KEY_NAME = "use_absolute_ip"
+UV_PIP_SET_PYTHON_KEY_NAME = "uv_pip_set_python"
+SKIP_VENV_IF_PRESENT_KEY_NAME = "skip_venv_if_present"
+HF_TOKEN_KEY_NAME = "hf_token"
+RAY_HEAD_NODE_ADDRESS_KEY_NAME = "ray_head_node_address"
+PORT_RANGE_LOW_KEY_NAME = "port_range_low"
+PORT_RANGE_HIGH_KEY_NAME = "port_range_high"
+DRY_RUN_KEY_NAME = "dry_run"
+UV_CACHE_DIR_KEY_NAME = "uv_cache_dir"
+UV_VENV_DIR_KEY_NAME = "uv_venv_dir"
+INHERIT_FROM_KEY_NAME = "_inherit_from"
+COPY_KEY_NAME = "_copy"
+DELETE_KEY_KEY_NAME = "_delete_key"
+NEMO_GYM_LOG_DIR_KEY_NAME = "nemo_gym_log_dir"
+SESSION_SECRET_KEY_NAME = "session_secret"
+NUM_REPLICAS_KEY_NAME = "num_replicas"
+ALLOW_UNKNOWN_KEYS_KEY_NAME = "allow_unknown_keys"
+ERROR_ON_ALMOST_SERVERS_KEY_NAME = "error_on_almost_servers"
+MODEL_ENDPOINT_READINESS_TIMEOUT_KEY_NAME = "model_endpoint_readiness_timeout_seconds"
+ALLOW_OPENAI_VERSION_SKEW_KEY_NAME = "allow_openai_version_skew"
+RESULTS_DIR_KEY_NAME = "results_dir"
+CACHE_DIR_KEY_NAME = "cache_dir"
+VERBOSE_KEY_NAME = "verbose"
+SKIP_VERIFICATION_KEY_NAME = "skip_verification"
+SKIP_VERIFICATION_REWARD_KEY_NAME = "skip_verification_reward"
+
+NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
+    CONFIG_PATHS_KEY_NAME,
+    ENTRYPOINT_KEY_NAME,
+    DEFAULT_HOST_KEY_NAME,
+    HEAD_SERVER_KEY_NAME,
+    DISALLOWED_PORTS_KEY_NAME,
+    HEAD_SERVER_DEPS_KEY_NAME,
+    PYTHON_VERSION_KEY_NAME,
+    PIP_INSTALL_VERBOSE_KEY_NAME,
+    USE_ABSOLUTE_IP_KEY_NAME,
+    UV_PIP_SET_PYTHON_KEY_NAME,
+    SKIP_VENV_IF_PRESENT_KEY_NAME,
+    HF_TOKEN_KEY_NAME,
+    RAY_HEAD_NODE_ADDRESS_KEY_NAME,
+    PORT_RANGE_LOW_KEY_NAME,
+    PORT_RANGE_HIGH_KEY_NAME,
+    DRY_RUN_KEY_NAME,
+    UV_CACHE_DIR_KEY_NAME,
+    UV_VENV_DIR_KEY_NAME,
+    INHERIT_FROM_KEY_NAME,
+    COPY_KEY_NAME,
+    DELETE_KEY_KEY_NAME,
+    NEMO_GYM_LOG_DIR_KEY_NAME,
+    MODEL_ENDPOINT_READINESS_TIMEOUT_KEY_NAME,
+    ALLOW_OPENAI_VERSION_SKEW_KEY_NAME,
+    RESULTS_DIR_KEY_NAME,
+    CACHE_DIR_KEY_NAME,
+    VERBOSE_KEY_NAME,
+    "json",
+    "query",
+    "observability_enabled",
+    "model_call_capture_dir",
+    "token_id_capture",
+    "component_name",
+    SKIP_VERIFICATION_KEY_NAME,
+    SKIP_VERIFICATION_REWARD_KEY_NAME,
+    SESSION_SECRET_KEY_NAME,
+    NUM_REPLICAS_KEY_NAME,
+    ALLOW_UNKNOWN_KEYS_KEY_NAME,
+)
+
+# Well-known keys that are ordinary config data
+POLICY_BASE_URL_KEY_NAME = "policy_base_url"
+POLICY_API_KEY_KEY_NAME = "policy_api_key"
+POLICY_MODEL_NAME_KEY_NAME = "policy_model_name"
+POLICY_MODEL_KEY_NAME = "policy_model"
+
+WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
+    {
+        POLICY_BASE_URL_KEY_NAME,
+        POLICY_API_KEY_KEY_NAME,
+        POLICY_MODEL_NAME_KEY_NAME,
+        "wandb_project",
+        "wandb_name",
+        "wandb_api_key",
+        "mlflow_tracking_uri",
+        "mlflow_tracking_token",
+        "mlflow_experiment_name",
+        "mlflow_run_name",
+        "hf_organization",
+        "hf_collection_name",
+        "hf_collection_slug",
+        "profiling_results_dirpath",
+        HF_TOKEN_KEY_NAME,
+        DEFAULT_HOST_KEY_NAME,
+        PYTHON_VERSION_KEY_NAME,
+        RAY_HEAD_NODE_ADDRESS_KEY_NAME,
+        UV_CACHE_DIR_KEY_NAME,
+        UV_VENV_DIR_KEY_NAME,
+        NEMO_GYM_LOG_DIR_KEY_NAME,
+        RESULTS_DIR_KEY_NAME,
+        CACHE_DIR_KEY_NAME,
+        SESSION_SECRET_KEY_NAME,
+    }
+)
+"""Config keys whose value is text even when it looks like something else (`a,b`, `x=1`, `007`)."""
+
+WELL_KNOWN_KEYS: frozenset[str] = WELL_KNOWN_TEXT_KEYS | {
+    POLICY_MODEL_KEY_NAME,
+    ERROR_ON_ALMOST_SERVERS_KEY_NAME,
+    "global_aiohttp_connector_limit",
+    "global_aiohttp_connector_limit_per_host",
+    "global_aiohttp_client_request_debug",
+    "global_aiohttp_tcp_keepalive_idle_seconds",
+    "global_aiohttp_tcp_keepalive_interval_seconds",
+    "global_aiohttp_tcp_keepalive_probes",
+    "profiling_enabled",
+    "uvicorn_logging_show_200_ok",
+    "uvicorn_timeout_worker_healthcheck",
+}
+
+# Keys of rows and results
+TASK_INDEX_KEY_NAME = "_ng_task_index"
+ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
+ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
+ROLLOUT_ID_KEY_NAME = "_ng_rollout_id"
+RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
+RESPONSE_KEY_NAME = "response"
+AGENT_REF_KEY_NAME = "agent_ref"
+SKILLS_REF_KEY_NAME = "skills_ref"
+
+DEFAULT_HEAD_SERVER_PORT = 11000
+DEFAULT_HOST = "127.0.0.1"
+MASK = "****"
+"""What a secret looks like wherever a config is shown."""
+MISSING = "???"
+"""OmegaConf's mark for a value the user must supply."""

@@ -1,0 +1,47 @@
+"""Where things are: the install root, the folders work goes to, and how a relative path is looked up.
+
+Components of users come before ours: a relative path is looked for in the folders of
+`NEMO_GYM_EXTRA_ROOTS`, then in the current folder, then beside the installed package.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+
+ROOT_DIR = Path(__file__).absolute().parent
+"""The `nemo_gym` package."""
+PARENT_DIR = ROOT_DIR.parent
+"""The install root: the checkout, or site-packages."""
+WORKING_DIR = PARENT_DIR if (PARENT_DIR / "pyproject.toml").exists() else Path.cwd()
+CACHE_DIR = WORKING_DIR / "cache"
+RESULTS_DIR = WORKING_DIR / "results"
+
+
+def component_search_roots() -> list[Path]:
+    """The folders a relative path is looked for in, first match wins, without repetition."""
+    extra = os.environ.get(NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME, "")
+    named = [Path(entry).expanduser().absolute() for entry in extra.split(os.pathsep) if entry.strip()]
+    unique: dict[Path, Path] = {}
+    for root in [*named, Path.cwd(), PARENT_DIR]:
+        unique.setdefault(root.resolve(), root)
+    return list(unique.values())
+
+
+def candidates(path: str | Path) -> list[Path]:
+    """Every place `path` may be, in search order."""
+    expanded = Path(path).expanduser()
+    if expanded.is_absolute():
+        return [expanded]
+    return [root / expanded for root in component_search_roots()]
+
+
+def resolve_for_reading(path: str | Path, accept: Callable[[Path], bool] = Path.exists) -> Path:
+    """Where to read `path` from: the first candidate that `accept` likes.
+
+    Without any, the candidate in the first root, so that the error names a place the user controls.
+    Never use this to choose where to write.
+    """
+    places = candidates(path)
+    return next((place for place in places if accept(place)), places[0])

@@ -1,0 +1,1 @@
+"""Data contracts: what is configured and what travels on the wire."""
