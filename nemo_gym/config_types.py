@@ -13,19 +13,21 @@ from nemo_gym.errors import (
 )
 from nemo_gym.keys import AGENT_REF_KEY_NAME as AGENT_REF_KEY
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
-from nemo_gym.schemas.datasets import (
+from nemo_gym.schemas.dataset_transfer import (
     BaseUploadJsonlDatasetHuggingFaceConfig,
-    BenchmarkDatasetConfig,
-    DatasetConfig,
-    DatasetType,
     DeleteJsonlDatasetGitlabConfig,
     DownloadJsonlDatasetGitlabConfig,
     DownloadJsonlDatasetHuggingFaceConfig,
-    JsonlDatasetGitlabIdentifer,
-    JsonlDatasetHuggingFaceIdentifer,
     UploadJsonlDatasetGitlabConfig,
     UploadJsonlDatasetHuggingFaceConfig,
     UploadJsonlDatasetHuggingFaceMaybeDeleteConfig,
+)
+from nemo_gym.schemas.datasets import (
+    BenchmarkDatasetConfig,
+    DatasetConfig,
+    DatasetType,
+    JsonlDatasetGitlabIdentifer,
+    JsonlDatasetHuggingFaceIdentifer,
 )
 from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.server_config import (

@@ -5,6 +5,8 @@ without a traceback and exit 2. Each also keeps the built-in parent that existin
 code catches.
 """
 
+from collections.abc import Iterable
+
 
 class GymError(Exception):
     """Base of every error this package raises on purpose."""
@@ -56,3 +58,26 @@ class UnknownOptionError(ConfigError, ValueError):
 
 class OverrideSyntaxError(ConfigError, ValueError):
     """A `+key=value` argument that cannot be read."""
+
+
+class NoOpenPortError(ConfigError, RuntimeError):
+    """No free port was found in the range that servers may use."""
+
+
+def listed(names: Iterable[object], limit: int = 10) -> str:
+    """`a, b, c and 7 more`, or `nothing`."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return (", ".join(texts[:limit]) or "nothing") + more
+
+
+def similar_names(name: str, known: Iterable[object], limit: int = 1) -> list[str]:
+    """The known names that are spelled most like `name`, the best first."""
+    from difflib import get_close_matches
+
+    return get_close_matches(name, sorted({str(other) for other in known}), n=limit, cutoff=0.6)
+
+
+def did_you_mean(name: str, known: Iterable[object]) -> str:
+    """`; did you mean 'x'?` when something known is spelled similarly, else nothing."""
+    return "".join(f"; did you mean {other!r}?" for other in similar_names(name, known))

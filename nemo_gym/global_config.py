@@ -5,32 +5,35 @@ Nothing here reads argv: a command passes what it was given as `command_line`.
 """
 
 import os
-from pathlib import Path
-from typing import Any, ClassVar, cast
+import sys
+import threading
+from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-from pydantic import BaseModel, ConfigDict
+from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config import ports
-from nemo_gym.config.checks import broken_interpolations, missing_values, unknown_options
+from nemo_gym.config.checks import missing_values
+from nemo_gym.config.conflicts import conflicting_definitions
 from nemo_gym.config.defaults import fill_defaults
 from nemo_gym.config.directives import apply_directives
+from nemo_gym.config.files import ConfigFile
 from nemo_gym.config.handover import config_from_environment
-from nemo_gym.config.instances import almost_server_problems, dangling_refs, find_instances, merge_dummy_model
-from nemo_gym.config.overrides import CommandLine, apply_changes
-from nemo_gym.config.secrets import mask_secrets
-from nemo_gym.config.sources import (
-    ConfigFiles,
-    check_instance_conflicts,
-    config_paths_in,
-    load_config_files,
-    load_env_file,
+from nemo_gym.config.instances import (
+    almost_server_problems,
+    copy_aliases,
+    dangling_refs,
+    find_instances,
+    merge_dummy_model,
 )
+from nemo_gym.config.interpolations import Resolved, resolve, to_config
+from nemo_gym.config.ports import address_problems, assign_addresses
+from nemo_gym.config.secrets import mask_secrets
+from nemo_gym.config.settings import GlobalConfigDictParserConfig
+from nemo_gym.config.sources import read_sources
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import (
     AGENT_REF_KEY_NAME,
     AGENTS_TYPE,
-    ALLOW_UNKNOWN_KEYS_KEY_NAME,
     CONFIG_PATHS_KEY_NAME,
     DEFAULT_HEAD_SERVER_PORT,
     DEFAULT_HOST_KEY_NAME,
@@ -66,7 +69,7 @@ from nemo_gym.keys import (
     UV_PIP_SET_PYTHON_KEY_NAME,
     UV_VENV_DIR_KEY_NAME,
 )
-from nemo_gym.schemas.server_config import ServerInstanceConfig
+from nemo_gym.schemas.server_config import ServerInstanceConfig, server_types_in
 
 __all__ = [
     "AGENT_REF_KEY_NAME",
@@ -111,40 +114,10 @@ __all__ = [
     "get_first_server_config_dict",
     "get_global_config_dict",
     "get_hf_token",
+    "get_wandb_run",
     "maybe_get_global_config_dict",
     "set_global_config_dict",
 ]
-
-
-class GlobalConfigDictParserConfig(BaseModel):
-    """What a configuration is read from."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, use_attribute_docstrings=True)
-
-    dotenv_path: Path | None = None
-    """Read this instead of looking for env.yaml."""
-    initial_global_config_dict: DictConfig | None = None
-    """Base given by a program; the command line overrides it."""
-    skip_load_from_cli: bool = False
-    """Ignore `command_line`."""
-    skip_load_from_dotenv: bool = False
-    """Read no env file."""
-    hide_secrets: bool = False
-    """Mask secrets in the result."""
-    offline: bool = False
-    """Probe no port and look up no host name: for commands that only look."""
-    command_line: CommandLine | None = None
-    """What the command was given; None for programs."""
-
-    NO_MODEL_GLOBAL_CONFIG_DICT: ClassVar[DictConfig] = OmegaConf.create(
-        {
-            POLICY_BASE_URL_KEY_NAME: "",
-            POLICY_API_KEY_KEY_NAME: "",
-            POLICY_MODEL_NAME_KEY_NAME: "",
-            POLICY_MODEL_KEY_NAME: {"responses_api_models": {"dummy_model": {"entrypoint": "app.py"}}},
-        }
-    )
-    """Base for commands that need no model, so that configs which refer to one still resolve."""
 
 
 class GlobalConfigDictParser:
@@ -172,83 +145,54 @@ class GlobalConfigDictParser:
 
     def read(self, settings: GlobalConfigDictParserConfig) -> tuple[DictConfig, list[ConfigError]]:
         """The config as far as it can be made out, and everything that is wrong with it."""
-        command_line = CommandLine() if settings.skip_load_from_cli else settings.command_line or CommandLine()
         try:
-            env = OmegaConf.create({}) if settings.skip_load_from_dotenv else load_env_file(settings.dotenv_path)
-            initial = settings.initial_global_config_dict or OmegaConf.create({})
-            files = load_config_files(_config_paths(env, initial, command_line))
-            if files.problems:
-                return OmegaConf.create({}), files.problems
-            merged = _merge(files, env, initial, command_line)
-            problems = check_instance_conflicts(files.files)
-            if not merged.get(ALLOW_UNKNOWN_KEYS_KEY_NAME) and settings.command_line is not None:
-                defined = {
-                    str(key) for source in (env, initial, *(file.config for file in files.files)) for key in source
-                }
-                tree = OmegaConf.to_container(merged, resolve=False)
-                problems += unknown_options(
-                    command_line.changes, cast("dict[str, Any]", tree), command_line.known_options | defined
-                )
-            config, unresolved = self._resolve(merged)
-            problems += unresolved or self._complete(config, offline=settings.offline)
+            sources = read_sources(settings)
+            if sources.problems:
+                return OmegaConf.create({}), sources.problems
+            merged = sources.merged()
+            problems = sources.unknown_options(merged)
+            copy_aliases(merged)
+            tree = apply_directives(merged)
+            merge_dummy_model(tree)
+            config = to_config(tree)
+            resolved = resolve(config, tree)
+            problems += [*missing_values(tree), *resolved.problems]
+            instances, unfit = self._find_instances(config, resolved, sources.files)
+            problems += [*unfit, *address_problems(resolved.tree, instances)]
+            if not problems:
+                fill_defaults(config)
+                assign_addresses(config, instances, _find_open_port_using_range, offline=settings.offline)
+                _hand_down_skip_verification(config, instances)
         except ConfigError as error:
             return OmegaConf.create({}), [error]
         return config, problems
 
-    def _resolve(self, merged: DictConfig) -> tuple[DictConfig, list[ConfigError]]:
-        tree = apply_directives(cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=False)))
-        merge_dummy_model(tree)
-        config = OmegaConf.create(tree)
-        missing = missing_values(tree)
-        return config, missing or broken_interpolations(config)
-
-    def _complete(self, config: DictConfig, *, offline: bool) -> list[ConfigError]:
-        instances, almost = find_instances(config)
-        problems = [
-            *almost_server_problems(almost, config),
-            *dangling_refs(instances),
-            *ports.duplicate_ports(config, instances),
-        ]
-        if problems:
-            return problems
-        fill_defaults(config)
-        ports.assign_addresses(config, instances, _find_open_port_using_range, offline=offline)
-        _hand_down_skip_verification(config, instances)
-        return []
+    def _find_instances(
+        self, config: DictConfig, resolved: Resolved, files: list[ConfigFile]
+    ) -> tuple[list[ServerInstanceConfig], list[ConfigError]]:
+        conflicts = conflicting_definitions(files, resolved.tree)
+        uncertain = {*resolved.unsettled, *conflicts}
+        instances, almost = find_instances(config, resolved.tree, skip=uncertain)
+        problems = [*conflicts.values(), *almost_server_problems(almost, resolved.tree)]
+        reported = uncertain | (almost.keys() if problems else set())
+        may_exist = {(server_type, name) for name in reported for server_type in server_types_in(resolved.tree[name])}
+        return instances, problems + dangling_refs(instances, resolved.tree, may_exist)
 
     def filter_for_server_instance_configs(self, global_config_dict: DictConfig) -> list[ServerInstanceConfig]:
         """The server instances of a config, in its order."""
         return find_instances(global_config_dict)[0]
 
     def _recursively_hide_secrets(self, dict_config: DictConfig) -> None:
-        with open_dict(dict_config):
-            mask_secrets(dict_config)
-
-
-def _config_paths(env: DictConfig, initial: DictConfig, command_line: CommandLine) -> list[str]:
-    chosen = OmegaConf.create({})
-    for source in (env, initial):
-        if source.get(CONFIG_PATHS_KEY_NAME) is not None:
-            chosen[CONFIG_PATHS_KEY_NAME] = source[CONFIG_PATHS_KEY_NAME]
-    apply_changes(chosen, (change for change in command_line.changes if change.top_level_key == CONFIG_PATHS_KEY_NAME))
-    return config_paths_in(chosen, "the command line or env.yaml")
-
-
-def _merge(files: ConfigFiles, env: DictConfig, initial: DictConfig, command_line: CommandLine) -> DictConfig:
-    merged = cast(DictConfig, OmegaConf.merge(*(file.config for file in files.files), env, initial))
-    OmegaConf.set_struct(merged, None)
-    OmegaConf.set_readonly(merged, None)
-    apply_changes(merged, command_line.changes)
-    if files.given:
-        merged[CONFIG_PATHS_KEY_NAME] = files.given
-    return merged
+        mask_secrets(dict_config)
 
 
 def _hand_down_skip_verification(config: DictConfig, instances: list[ServerInstanceConfig]) -> None:
     for key in (SKIP_VERIFICATION_KEY_NAME, SKIP_VERIFICATION_REWARD_KEY_NAME):
+        if config.get(key) is None:
+            continue
         for instance in instances:
             block = instance.get_inner_run_server_config_dict()
-            if key in config and instance.SERVER_TYPE == AGENTS_TYPE and key not in block:
+            if instance.SERVER_TYPE == AGENTS_TYPE and key not in block:
                 block[key] = config[key]
 
 
@@ -266,6 +210,7 @@ def find_config_problems(parser_config: GlobalConfigDictParserConfig) -> list[Co
 
 
 _GLOBAL_CONFIG_DICT: DictConfig | None = None
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def get_global_config_dict(
@@ -273,18 +218,20 @@ def get_global_config_dict(
     global_config_dict_parser_cls: type[GlobalConfigDictParser] = GlobalConfigDictParser,
 ) -> DictConfig:
     """This process's config: the one already known, else what a launcher handed over, else parsed now."""
-    known = maybe_get_global_config_dict()
-    if known is not None:
-        return known
-    return set_global_config_dict(global_config_dict_parser_config, global_config_dict_parser_cls)
+    with _ONE_AT_A_TIME:
+        known = maybe_get_global_config_dict()
+        if known is not None:
+            return known
+        return set_global_config_dict(global_config_dict_parser_config, global_config_dict_parser_cls)
 
 
 def maybe_get_global_config_dict() -> DictConfig | None:
     """This process's config if it is already known or was handed over by a launcher."""
     global _GLOBAL_CONFIG_DICT  # noqa: PLW0603
-    if _GLOBAL_CONFIG_DICT is None:
-        _GLOBAL_CONFIG_DICT = config_from_environment(os.environ)
-    return _GLOBAL_CONFIG_DICT
+    with _ONE_AT_A_TIME:
+        if _GLOBAL_CONFIG_DICT is None:
+            _GLOBAL_CONFIG_DICT = config_from_environment(os.environ)
+        return _GLOBAL_CONFIG_DICT
 
 
 def set_global_config_dict(
@@ -293,19 +240,26 @@ def set_global_config_dict(
 ) -> DictConfig:
     """Parse, and make the result this process's config."""
     global _GLOBAL_CONFIG_DICT  # noqa: PLW0603
-    _GLOBAL_CONFIG_DICT = global_config_dict_parser_cls().parse(global_config_dict_parser_config)
-    return _GLOBAL_CONFIG_DICT
+    with _ONE_AT_A_TIME:
+        _GLOBAL_CONFIG_DICT = global_config_dict_parser_cls().parse(global_config_dict_parser_config)
+        return _GLOBAL_CONFIG_DICT
 
 
 def get_first_server_config_dict(global_config_dict: DictConfig, top_level_path: str) -> DictConfig:
-    """The innermost block of a server instance: the first value's first value."""
-    implementations = next(iter(global_config_dict[top_level_path].values()))
-    return cast(DictConfig, next(iter(implementations.values())))
+    """The innermost block of a server instance; of any other block, the first value's first value."""
+    block = global_config_dict[top_level_path]
+    server_type, *_ = server_types_in(block) or block
+    return cast(DictConfig, next(iter(block[server_type].values())))
 
 
 def get_hf_token() -> str | None:
     """The hub's access token, if one is configured."""
     return cast("str | None", get_global_config_dict().get(HF_TOKEN_KEY_NAME))
+
+
+def get_wandb_run() -> Any:
+    """This process's W&B run; None when there is none, which includes that W&B was never imported."""
+    return getattr(sys.modules.get("wandb"), "run", None)
 
 
 def _find_open_port_using_range(

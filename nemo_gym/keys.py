@@ -128,15 +128,36 @@ WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
 )
 """Config keys whose value is text even when it looks like something else (`a,b`, `x=1`, `007`)."""
 
+TEXT_LIST_KEYS: frozenset[str] = frozenset({CONFIG_PATHS_KEY_NAME, POLICY_BASE_URL_KEY_NAME})
+"""Config keys whose value may be a list of texts, each as literal as the value of a text key."""
+
+HTTP_CONFIG_KEYS: frozenset[str] = frozenset(
+    {
+        "global_aiohttp_client_request_debug",
+        "global_aiohttp_connector_limit",
+        "global_aiohttp_connector_limit_per_host",
+        "global_aiohttp_tcp_keepalive_idle_seconds",
+        "global_aiohttp_tcp_keepalive_interval_seconds",
+        "global_aiohttp_tcp_keepalive_probes",
+        "http_connect_timeout_s",
+        "http_retry_first_delay_s",
+        "http_retry_max_delay_s",
+        "http_retry_max_elapsed_s",
+        "http_retry_max_tries",
+        "http_total_timeout_s",
+        "model_retry_first_delay_s",
+        "model_retry_max_delay_s",
+        "model_retry_max_elapsed_s",
+        "model_retry_max_tries",
+        "model_total_timeout_s",
+    }
+)
+"""Settings of the HTTP client, whose types live in `nemo_gym.http.settings`."""
+
 WELL_KNOWN_KEYS: frozenset[str] = WELL_KNOWN_TEXT_KEYS | {
     POLICY_MODEL_KEY_NAME,
     ERROR_ON_ALMOST_SERVERS_KEY_NAME,
-    "global_aiohttp_connector_limit",
-    "global_aiohttp_connector_limit_per_host",
-    "global_aiohttp_client_request_debug",
-    "global_aiohttp_tcp_keepalive_idle_seconds",
-    "global_aiohttp_tcp_keepalive_interval_seconds",
-    "global_aiohttp_tcp_keepalive_probes",
+    *HTTP_CONFIG_KEYS,
     "profiling_enabled",
     "uvicorn_logging_show_200_ok",
     "uvicorn_timeout_worker_healthcheck",

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import TextIO
 
 LOGGER_NAME = "nemo_gym"
 
@@ -14,13 +15,25 @@ class _LevelPrefixFormatter(logging.Formatter):
         return text if record.levelno <= logging.INFO else f"{record.levelname.capitalize()}: {text}"
 
 
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` is at that moment, so that a redirected stderr is respected."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def setup_logging(*, verbose: bool = False) -> None:
-    """Send this package's log records to stderr; safe to call more than once."""
+    """Send this package's log records to stderr; safe to call more than once.
+
+    Records still reach the root logger: a program that has handlers of its own there keeps seeing them.
+    """
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
-    if not any(getattr(handler, "set_up_by_nemo_gym", False) for handler in logger.handlers):
-        handler = logging.StreamHandler(sys.stderr)
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        handler = _StderrHandler()
         handler.setFormatter(_LevelPrefixFormatter())
-        handler.set_up_by_nemo_gym = True  # type: ignore[attr-defined]
         logger.addHandler(handler)
-        logger.propagate = False

@@ -31,7 +31,10 @@ def component_search_roots() -> list[Path]:
 
 def candidates(path: str | Path) -> list[Path]:
     """Every place `path` may be, in search order."""
-    expanded = Path(path).expanduser()
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError:  # `~name` of nobody: then it is a name like any other
+        expanded = Path(path)
     if expanded.is_absolute():
         return [expanded]
     return [root / expanded for root in component_search_roots()]

@@ -1,12 +1,13 @@
 """Which host and port each server gets."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from random import randint
 from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, gethostbyname, gethostname, socket
+from typing import Any, TypeGuard
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, NoOpenPortError
 from nemo_gym.keys import (
     DEFAULT_HEAD_SERVER_PORT,
     DEFAULT_HOST,
@@ -20,6 +21,7 @@ from nemo_gym.keys import (
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 
 DEFAULT_PORT_RANGE = (10_001, 20_000)
+HIGHEST_PORT = 65_535
 OFFLINE_PORT = -1
 
 FindPort = Callable[[list[int], int, int], int]
@@ -28,11 +30,13 @@ FindPort = Callable[[list[int], int, int], int]
 
 def find_open_port(disallowed: Collection[int], low: int, high: int, max_retries: int = 50) -> int:
     """A port between `low` and `high` that nothing listens on and that is not disallowed."""
-    taken = set(disallowed)
+    taken = {port for port in disallowed if low <= port <= high}
     for _ in range(max_retries):
+        if len(taken) > high - low:
+            break
         port = randint(low, high)
-        if port in taken:
-            continue
+        while port in taken:
+            port = low + (port - low + 1) % (high - low + 1)
         with socket(AF_INET, SOCK_STREAM) as probe:
             probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
             try:
@@ -41,32 +45,50 @@ def find_open_port(disallowed: Collection[int], low: int, high: int, max_retries
                 taken.add(port)
                 continue
             return port
-    raise RuntimeError(
+    raise NoOpenPortError(
         f"Unable to find an open port between {low} and {high} after {max_retries} attempts; "
         f"widen the range with +{PORT_RANGE_LOW_KEY_NAME}= and +{PORT_RANGE_HIGH_KEY_NAME}="
     )
 
 
-def default_host(config: DictConfig, *, offline: bool) -> str:
+def default_host(config: Mapping[str, Any], *, offline: bool) -> str:
     """The host of servers that name none."""
     if config.get(USE_ABSOLUTE_IP_KEY_NAME) and not offline:
-        return gethostbyname(gethostname())
-    return config.get(DEFAULT_HOST_KEY_NAME) or DEFAULT_HOST
+        name = gethostname()
+        try:
+            return gethostbyname(name)
+        except OSError as error:
+            raise ConfigError(
+                f"{USE_ABSOLUTE_IP_KEY_NAME} is set, but this machine's name {name!r} has no address ({error}); "
+                f"give the address itself with +{DEFAULT_HOST_KEY_NAME}=<address> and +{USE_ABSOLUTE_IP_KEY_NAME}=false"
+            ) from error
+    return str(config.get(DEFAULT_HOST_KEY_NAME) or DEFAULT_HOST)
 
 
-def duplicate_ports(config: DictConfig, instances: list[ServerInstanceConfig]) -> list[ConfigError]:
-    """One error per pair of servers that were given the same port."""
-    owners: dict[int, str] = {_head_port(config): "the head server"}
+def address_problems(resolved: Mapping[str, Any], instances: list[ServerInstanceConfig]) -> list[ConfigError]:
+    """What is wrong with the hosts and ports that were given: no numbers, no range, one port for two servers."""
     problems: list[ConfigError] = []
+    try:
+        _port_range(resolved)
+        head = _head_server(resolved)
+    except ConfigError as error:
+        return [error]
+    owners: dict[tuple[str, int], str] = {}
+    if _is_given(head["port"]):
+        owners[_comparable(head["host"], resolved), head["port"]] = "the head server"
     for instance in instances:
-        port = instance.get_inner_run_server_config().port
-        if not port or port == OFFLINE_PORT:
+        inner = instance.get_inner_run_server_config()
+        if not _is_given(inner.port):
             continue
-        if port in owners:
+        address = (_comparable(inner.host, resolved), inner.port)
+        if address in owners:
             problems.append(
-                ConfigError(f"port {port} is given to {owners[port]} and to {instance.name!r}; change one of them")
+                ConfigError(
+                    f"port {inner.port} is given to {owners[address]} and to {instance.name!r}; change one of them, or "
+                    "leave `port` out to have a free one chosen"
+                )
             )
-        owners[port] = repr(instance.name)
+        owners.setdefault(address, repr(instance.name))
     return problems
 
 
@@ -74,33 +96,94 @@ def assign_addresses(
     config: DictConfig, instances: list[ServerInstanceConfig], find_port: FindPort, *, offline: bool
 ) -> None:
     """Complete every server's `host` and `port`, and the head server's, in place."""
-    host = default_host(config, offline=offline)
-    low = config.setdefault(PORT_RANGE_LOW_KEY_NAME, DEFAULT_PORT_RANGE[0])
-    high = config.setdefault(PORT_RANGE_HIGH_KEY_NAME, DEFAULT_PORT_RANGE[1])
-    head_port = _head_port(config)
+    resolved: Any = {
+        key: OmegaConf.to_container(config[key], resolve=True) if OmegaConf.is_config(config[key]) else config[key]
+        for key in _KEYS_READ_HERE
+        if key in config
+    }
+    host = default_host(resolved, offline=offline)
+    low, high = _port_range(resolved)
+    head = _head_server(resolved)
+    kept_free = _ports(resolved.get(DISALLOWED_PORTS_KEY_NAME) or [])
     explicit = [instance.get_inner_run_server_config().port for instance in instances]
-    disallowed = [head_port] if head_port else []
-    disallowed += [port for port in explicit if port and port != OFFLINE_PORT]
-    for instance in instances:
-        block = instance.get_inner_run_server_config_dict()
-        if not block.get("host"):
-            block["host"] = host
-        if block.get("port"):
-            continue
+    avoided = [port for port in (head["port"], *explicit, *kept_free) if _is_given(port)]
+
+    def free_port() -> int:
         if offline:
-            block["port"] = OFFLINE_PORT
-        else:
-            block["port"] = find_port(disallowed, low, high)
-            disallowed.append(block["port"])
-    if not head_port and not offline:
-        head_port = find_port(disallowed, low, high)
-        disallowed.append(head_port)
-    head = config.get(HEAD_SERVER_KEY_NAME) or {}
-    config[HEAD_SERVER_KEY_NAME] = {**head, "host": head.get("host") or host, "port": head_port}
-    config[DISALLOWED_PORTS_KEY_NAME] = disallowed
+            return OFFLINE_PORT
+        avoided.append(find_port(avoided, low, high))
+        return avoided[-1]
+
+    in_order = []
+    for instance, given in zip(instances, explicit, strict=True):
+        block = instance.get_inner_run_server_config_dict()
+        if not instance.get_inner_run_server_config().host:
+            block["host"] = host
+        port = given if _is_given(given) else free_port()
+        if port != given:
+            block["port"] = port
+        in_order.append(port)
+    head["port"] = head["port"] if _is_given(head["port"]) else free_port()
+    head["host"] = head["host"] or host
+    config[HEAD_SERVER_KEY_NAME] = head
+    config[PORT_RANGE_LOW_KEY_NAME], config[PORT_RANGE_HIGH_KEY_NAME] = low, high
+    used = [port for port in (head["port"], *in_order) if port != OFFLINE_PORT]
+    config[DISALLOWED_PORTS_KEY_NAME] = [*used, *(port for port in kept_free if port not in used)]
 
 
-def _head_port(config: DictConfig) -> int:
-    """The head server's port; 0 stands for any free one."""
-    port = (config.get(HEAD_SERVER_KEY_NAME) or {}).get("port")
-    return DEFAULT_HEAD_SERVER_PORT if port is None else int(port)
+_KEYS_READ_HERE = (
+    USE_ABSOLUTE_IP_KEY_NAME,
+    DEFAULT_HOST_KEY_NAME,
+    HEAD_SERVER_KEY_NAME,
+    PORT_RANGE_LOW_KEY_NAME,
+    PORT_RANGE_HIGH_KEY_NAME,
+    DISALLOWED_PORTS_KEY_NAME,
+)
+
+
+def _is_given(port: int | None) -> TypeGuard[int]:
+    """Whether somebody chose this port; 0 leaves the choice to us, and so does what an offline parse put there."""
+    return bool(port) and port != OFFLINE_PORT
+
+
+def _comparable(host: str | None, resolved: Mapping[str, Any]) -> str:
+    """A host such that equal ones are surely the same machine."""
+    named = host or resolved.get(DEFAULT_HOST_KEY_NAME) or DEFAULT_HOST
+    return DEFAULT_HOST if named in ("localhost", DEFAULT_HOST) else str(named)
+
+
+def _port_range(resolved: Mapping[str, Any]) -> tuple[int, int]:
+    low = _port(resolved.get(PORT_RANGE_LOW_KEY_NAME) or DEFAULT_PORT_RANGE[0], PORT_RANGE_LOW_KEY_NAME)
+    high = _port(resolved.get(PORT_RANGE_HIGH_KEY_NAME) or DEFAULT_PORT_RANGE[1], PORT_RANGE_HIGH_KEY_NAME)
+    if low > high:
+        raise ConfigError(
+            f"{PORT_RANGE_LOW_KEY_NAME} is {low} and {PORT_RANGE_HIGH_KEY_NAME} is {high}: there is no port "
+            "between them; exchange them or widen the range"
+        )
+    return low, high
+
+
+def _head_server(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The head server's block with its port as a number; 0 stands for any free one."""
+    block = resolved.get(HEAD_SERVER_KEY_NAME) or {}
+    if not isinstance(block, Mapping):
+        raise ConfigError(f"{HEAD_SERVER_KEY_NAME} is {block!r}; it takes `host` and `port`, each may be left out")
+    port = block.get("port")
+    number = DEFAULT_HEAD_SERVER_PORT if port is None else _port(port, f"{HEAD_SERVER_KEY_NAME}.port")
+    return {"host": None, **block, "port": number}
+
+
+def _ports(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{DISALLOWED_PORTS_KEY_NAME} is {value!r}; it takes a list of ports")
+    return [_port(port, DISALLOWED_PORTS_KEY_NAME) for port in value]
+
+
+def _port(value: Any, key: str) -> int:
+    try:
+        port = int(value)
+    except (TypeError, ValueError):
+        port = OFFLINE_PORT
+    if isinstance(value, bool) or not (0 <= port <= HIGHEST_PORT or value == OFFLINE_PORT):
+        raise ConfigError(f"{key} is {value!r}; a port is a number between 0 and {HIGHEST_PORT}")
+    return port

@@ -6,15 +6,15 @@ and in `rollout_infos`.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nemo_gym.keys import RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.bad_records import (
-    DUPLICATE_KEY,
     INDICES_UNUSABLE,
     NOT_AN_OBJECT,
     RESPONSE_NOT_AN_OBJECT,
@@ -24,29 +24,31 @@ from nemo_gym.metrics.bad_records import (
 )
 
 REWARD = "reward"
+ROLLOUT_ID = "rollout_id"
+"""The name `rollout_infos` gives to a rollout's key; a field of that name gives way."""
 _INDEX_KEYS = frozenset((TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME))
 _INDEX_BOUND = 2**63
 _EXACT_FLOAT = 2**53
-_NOTHING: dict[str, Any] = {}
+_SHAPES_REMEMBERED = 10_000
+_SETTLED_AT_A_TIME = 50_000
 
-Shape = tuple[str | type | None, ...]
-"""Field names and value types of a record's numbers: the top-level ones, None, then those of its usage."""
-
-
-class Field(NamedTuple):
-    """One number of a record: its name and its place among the record's stored values."""
-
-    name: str
-    position: int
+Shape = tuple[Any, ...]
+"""Field names and then value types of a record, the type of its usage, and the same of the usage's fields."""
 
 
 class Layout(NamedTuple):
-    """What the stored values of every record of one shape mean."""
+    """Which numbers are stored for the records of one shape, and what they mean.
+
+    A position is a value's place among those stored for one record: the record's own, then those of its usage.
+    """
 
     size: int
-    statistics: tuple[Field, ...]
-    infos: tuple[Field, ...]
+    statistics: tuple[tuple[str, int], ...]
+    """Names and positions of the fields that count as metrics."""
+    info_names: tuple[str, ...]
+    info_positions: tuple[int, ...]
     integers: tuple[int, ...]
+    """Positions of whole numbers."""
     only_integers: bool
     """Whether every field of `statistics` holds whole numbers (bools included)."""
 
@@ -61,14 +63,15 @@ class RolloutTable:
     def __init__(self) -> None:
         self.bad = BadRecords()
         self.layouts: list[Layout] = []
-        self.exact: dict[int, int] = {}
-        """Integers too large for a float, by their place in `values`."""
-        self.values = array("d")
-        self.offsets = array("q")
         self.layout_ids = array("q")
         self.tasks = array("q")
         self.rollouts = array("q")
-        self._layout_id_of: dict[Shape, int] = {}
+        self.exact: dict[int, int] = {}
+        """Integers too large for a float, by their place in the values."""
+        self._values = array("d")
+        self._recent: list[float] = []
+        self._readers: dict[Shape, _Reader] = {}
+        self._id_of_layout: dict[Layout, int] = {}
         self._seen = 0
 
     def __len__(self) -> int:
@@ -77,143 +80,86 @@ class RolloutTable:
     def add(self, record: object) -> bool:
         """Read one record; false when it has no place in any number and was only named in `bad`."""
         self._seen += 1
-        if not isinstance(record, Mapping):
+        if not isinstance(record, dict):
             self.bad.note(f"record {self._seen}", NOT_AN_OBJECT)
             return False
         task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
-        if not (_is_index(task) and _is_index(rollout)):
+        if not (is_index(task) and is_index(rollout)):
             self.bad.note(f"record {self._seen}", INDICES_UNUSABLE)
             return False
-        usage, complaints = _usage_of(record)
-        if REWARD in record and not isinstance(record[REWARD], (int, float)):
-            complaints.append(REWARD_NOT_A_NUMBER)
-        if complaints:
-            self.bad.note(f"{task}:{rollout}", *complaints)
+        response = record.get(RESPONSE_KEY_NAME)
+        given_usage = response.get("usage") if isinstance(response, dict) else None
+        usage = given_usage if isinstance(given_usage, dict) else {}
+        shape = (*record, *map(type, record.values()), type(given_usage), *usage, *map(type, usage.values()))
+        reader = self._readers.get(shape) or self._learn(shape, len(record))
+        if reader.complaints:
+            self.bad.note(f"{task}:{rollout}", *reader.complaints)
         self.tasks.append(task)
         self.rollouts.append(rollout)
-        self._store(record, usage)
+        self.layout_ids.append(reader.layout_id)
+        self._recent += reader.of_record(record)
+        self._recent += reader.of_usage(usage)
+        if len(self._recent) >= _SETTLED_AT_A_TIME:
+            self._settle()
         return True
 
-    def sorted(self) -> "SortedRollouts":
-        """The rollouts read so far in key order; of rollouts with one key, the one that came first."""
-        return SortedRollouts(self)
+    def values(self) -> NDArray[np.float64]:
+        """Every stored number, record after record."""
+        self._settle()
+        return np.array(self._values, np.float64)
 
-    def _store(self, record: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
-        shape: list[str | type | None] = []
-        numbers: list[float] = []
-        for name, value in record.items():
-            if isinstance(value, (int, float)) and name not in _INDEX_KEYS:
-                shape += (name, type(value))
-                numbers.append(value)
-        shape.append(None)
-        for name, value in usage.items():
-            if isinstance(value, (int, float)) and name not in _INDEX_KEYS:
-                shape += (name, type(value))
-                numbers.append(value)
-        layout_id = self._layout_id(tuple(shape))
-        for position in self.layouts[layout_id].integers:
-            if not -_EXACT_FLOAT <= numbers[position] <= _EXACT_FLOAT:
-                self.exact[len(self.values) + position] = int(numbers[position])
-                numbers[position] = _nearest_float(numbers[position])
-        self.layout_ids.append(layout_id)
-        self.offsets.append(len(self.values))
-        self.values.extend(numbers)
+    def _settle(self) -> None:
+        """Move recent numbers to the compact store."""
+        try:
+            numbers = np.array(self._recent, np.float64)
+        except OverflowError:
+            numbers = np.array([_nearest_float(number) for number in self._recent], np.float64)
+        if not np.all(np.abs(numbers) <= _EXACT_FLOAT):
+            for place, number in enumerate(self._recent, len(self._values)):
+                if isinstance(number, int) and not -_EXACT_FLOAT <= number <= _EXACT_FLOAT:
+                    self.exact[place] = number
+        self._values.frombytes(numbers.tobytes())
+        self._recent.clear()
 
-    def _layout_id(self, shape: Shape) -> int:
-        layout_id = self._layout_id_of.get(shape)
-        if layout_id is None:
-            layout_id = self._layout_id_of[shape] = len(self.layouts)
-            self.layouts.append(_layout_of(shape))
-        return layout_id
-
-
-class Column(NamedTuple):
-    """One field's values: `ranks[i]` is the place in key order of the rollout that has `values[i]`."""
-
-    name: str
-    ranks: NDArray[np.int64]
-    values: NDArray[np.float64]
+    def _learn(self, shape: Shape, record_size: int) -> "_Reader":
+        if len(self._readers) >= _SHAPES_REMEMBERED:
+            self._readers.clear()
+        record_kinds = _paired(shape[: 2 * record_size])
+        usage_kinds = _numeric(_paired(shape[2 * record_size + 1 :]))
+        complaints = _complaints(record_kinds, shape[2 * record_size])
+        record_kinds = _numeric(record_kinds)
+        layout = _layout_of(record_kinds, usage_kinds)
+        layout_id = self._id_of_layout.setdefault(layout, len(self.layouts))
+        if layout_id == len(self.layouts):
+            self.layouts.append(layout)
+        reader = _Reader(layout_id, _taker(record_kinds), _taker(usage_kinds), complaints)
+        self._readers[shape] = reader
+        return reader
 
 
-class SortedRollouts:
-    """A table's rollouts in ascending key order, one per key, as arrays of equal length."""
+class _Reader(NamedTuple):
+    """How to take the numbers from a record of one shape, and what is wrong with it."""
 
-    def __init__(self, table: RolloutTable) -> None:
-        self._table = table
-        tasks, rollouts = np.array(table.tasks, np.int64), np.array(table.rollouts, np.int64)
-        order = np.lexsort((rollouts, tasks))
-        tasks, rollouts = tasks[order], rollouts[order]
-        first = np.ones(len(order), bool)
-        first[1:] = (tasks[1:] != tasks[:-1]) | (rollouts[1:] != rollouts[:-1])
-        repeated = ~first
-        self.bad = table.bad.copy()
-        for task, rollout in zip(tasks[repeated].tolist(), rollouts[repeated].tolist(), strict=True):
-            self.bad.note(f"{task}:{rollout}", DUPLICATE_KEY)
-        self.tasks, self.rollouts = tasks[first], rollouts[first]
-        self.rows: NDArray[np.int64] = order[first]
-        """For each rollout the number of the accepted record it came from, counted from 0."""
-        self.task_ids, self.starts, self.task_ordinals = _runs(self.tasks)
-        """The distinct tasks ascending, where each one's rollouts start, and each rollout's task as an ordinal."""
-        self._layout_ids = np.array(table.layout_ids, np.int64)[self.rows]
-        self._offsets = np.array(table.offsets, np.int64)[self.rows]
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def columns(self) -> list[Column]:
-        """The fields that count as metrics, in order of first appearance, each with its values in key order."""
-        values = np.array(self._table.values, np.float64)
-        pieces: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
-        by_layout = np.argsort(self._layout_ids, kind="stable")
-        _, starts, _ = _runs(self._layout_ids[by_layout])
-        same_layout = np.split(by_layout, starts[1:]) if len(starts) else []
-        for ranks in sorted(same_layout, key=lambda ranks: int(ranks[0])):
-            offsets = self._offsets[ranks]
-            for field in self._table.layouts[self._layout_ids[ranks[0]]].statistics:
-                pieces.setdefault(field.name, []).append((ranks, values[offsets + field.position]))
-        return [_joined(name, parts) for name, parts in pieces.items()]
-
-    def only_integers(self) -> bool:
-        """Whether every field that counts as a metric holds a whole number in every rollout."""
-        layouts = [self._table.layouts[layout_id] for layout_id in np.unique(self._layout_ids).tolist()]
-        fields = {frozenset(field.name for field in layout.statistics) for layout in layouts}
-        return len(fields) <= 1 and all(layout.only_integers for layout in layouts)
-
-    def infos(self, start: int, end: int) -> list[dict[str, Any]]:
-        """The `rollout_infos` of the rollouts from place `start` up to `end`."""
-        tasks, rollouts = self.tasks[start:end].tolist(), self.rollouts[start:end].tolist()
-        places = zip(self._layout_ids[start:end].tolist(), self._offsets[start:end].tolist(), strict=True)
-        return [
-            {
-                "rollout_id": f"{task}:{rollout}",
-                TASK_INDEX_KEY_NAME: task,
-                ROLLOUT_INDEX_KEY_NAME: rollout,
-                **self._numbers(layout_id, offset),
-            }
-            for task, rollout, (layout_id, offset) in zip(tasks, rollouts, places, strict=True)
-        ]
-
-    def _numbers(self, layout_id: int, offset: int) -> dict[str, float]:
-        layout = self._table.layouts[layout_id]
-        numbers: list[float] = self._table.values[offset : offset + layout.size].tolist()
-        for position in layout.integers:
-            exact = self._table.exact.get(offset + position) if self._table.exact else None
-            numbers[position] = int(numbers[position]) if exact is None else exact
-        return {field.name: numbers[field.position] for field in layout.infos}
+    layout_id: int
+    of_record: Callable[[dict[str, Any]], tuple[float, ...]]
+    of_usage: Callable[[dict[str, Any]], tuple[float, ...]]
+    complaints: tuple[str, ...]
 
 
-def _usage_of(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    response = record.get(RESPONSE_KEY_NAME, _NOTHING)
-    if not isinstance(response, Mapping):
-        return _NOTHING, [RESPONSE_NOT_AN_OBJECT]
-    usage = response.get("usage")
-    if isinstance(usage, Mapping):
-        return usage, []
-    return _NOTHING, [] if usage is None else [USAGE_NOT_AN_OBJECT]
+def is_index(value: object) -> TypeGuard[int]:
+    """Whether `value` can be a task or rollout index: an integer of 64 bits."""
+    return type(value) is int and -_INDEX_BOUND <= value < _INDEX_BOUND
 
 
-def _is_index(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -_INDEX_BOUND <= value < _INDEX_BOUND
+def _complaints(kinds: dict[str, type], usage_kind: type) -> tuple[str, ...]:
+    complaints = []
+    if not issubclass(kinds.get(RESPONSE_KEY_NAME, dict), dict):
+        complaints.append(RESPONSE_NOT_AN_OBJECT)
+    if not issubclass(usage_kind, (dict, type(None))):
+        complaints.append(USAGE_NOT_AN_OBJECT)
+    if not issubclass(kinds.get(REWARD, float), (int, float)):
+        complaints.append(REWARD_NOT_A_NUMBER)
+    return tuple(complaints)
 
 
 def _nearest_float(number: float) -> float:
@@ -223,51 +169,49 @@ def _nearest_float(number: float) -> float:
         return float("nan")
 
 
-def _layout_of(shape: Shape) -> Layout:
-    top, usage, kinds = _positions(shape)
-    both = [name for name in top if name in usage]
-    statistics = top | {name: position for name, position in usage.items() if name != REWARD or name not in top}
-    for name in both:
-        if name == REWARD:
-            statistics.setdefault(f"usage.{name}", usage[name])
-        else:
-            statistics.setdefault(f"result.{name}", top[name])
-    infos = {REWARD: top[REWARD]} if REWARD in top else {}
-    infos |= usage | top
-    for name in both:
-        infos.setdefault(f"usage.{name}", usage[name])
-    shown = tuple(Field(*item) for item in statistics.items() if not item[0].startswith("_"))
+def _paired(names_and_kinds: tuple[Any, ...]) -> dict[str, type]:
+    """Fields and their types; a key that is no text cannot come from JSON and is ignored."""
+    half = len(names_and_kinds) // 2
+    pairs = zip(names_and_kinds[:half], names_and_kinds[half:], strict=True)
+    return {name: kind for name, kind in pairs if isinstance(name, str)}
+
+
+def _numeric(kinds: dict[str, type]) -> dict[str, type]:
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, (int, float)) and name not in _INDEX_KEYS}
+
+
+def _taker(names: Iterable[str]) -> Callable[[dict[str, Any]], tuple[float, ...]]:
+    """A function that takes the values of `names` from a dict, as a tuple."""
+    wanted = tuple(names)
+    if len(wanted) > 1:
+        return itemgetter(*wanted)
+    return lambda fields: tuple(fields[name] for name in wanted)
+
+
+def _layout_of(record_kinds: dict[str, type], usage_kinds: dict[str, type]) -> Layout:
+    """Where a name is both a result's and its usage's, statistics show the usage's and infos the result's.
+
+    The other of the two is shown as `result.<name>` and `usage.<name>`. A `reward` is always the result's.
+    """
+    result_fields = {name: position for position, name in enumerate(record_kinds)}
+    usage_fields = {name: position for position, name in enumerate(usage_kinds, len(record_kinds))}
+    if REWARD in usage_fields:
+        usage_fields[f"usage.{REWARD}"] = usage_fields.pop(REWARD)
+    statistics, infos = result_fields | usage_fields, usage_fields | result_fields
+    if REWARD in result_fields:
+        infos = {REWARD: result_fields[REWARD]} | infos
+    for name in [name for name in result_fields if name in usage_fields]:
+        statistics.setdefault(f"result.{name}", result_fields[name])
+        infos.setdefault(f"usage.{name}", usage_fields[name])
+    infos.pop(ROLLOUT_ID, None)
+    metrics = {name: position for name, position in statistics.items() if not name.startswith("_")}
+    kinds = [*record_kinds.values(), *usage_kinds.values()]
     integers = tuple(position for position, kind in enumerate(kinds) if issubclass(kind, int))
-    only_integers = all(field.position in integers for field in shown)
-    return Layout(len(kinds), shown, tuple(Field(*item) for item in infos.items()), integers, only_integers)
-
-
-def _positions(shape: Shape) -> tuple[dict[str, int], dict[str, int], list[type]]:
-    top: dict[str, int] = {}
-    usage: dict[str, int] = {}
-    kinds: list[type] = []
-    names = top
-    for item in shape:
-        if item is None:
-            names = usage
-        elif isinstance(item, str):
-            names[item] = len(kinds)
-        else:
-            kinds.append(item)
-    return top, usage, kinds
-
-
-def _joined(name: str, parts: list[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> Column:
-    if len(parts) == 1:
-        return Column(name, *parts[0])
-    ranks = np.concatenate([part[0] for part in parts])
-    order = np.argsort(ranks, kind="stable")
-    return Column(name, ranks[order], np.concatenate([part[1] for part in parts])[order])
-
-
-def _runs(ordered: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct values of an ascending array, where each run starts, and each element's run."""
-    changes = np.ones(len(ordered), bool)
-    changes[1:] = ordered[1:] != ordered[:-1]
-    starts = np.flatnonzero(changes).astype(np.int64)
-    return ordered[starts], starts, np.cumsum(changes, dtype=np.int64) - 1
+    return Layout(
+        size=len(kinds),
+        statistics=tuple(metrics.items()),
+        info_names=tuple(infos),
+        info_positions=tuple(infos.values()),
+        integers=integers,
+        only_integers=set(metrics.values()) <= set(integers),
+    )

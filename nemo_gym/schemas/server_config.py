@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nemo_gym.keys import AGENTS_TYPE, ENTRYPOINT_KEY_NAME, MODELS_TYPE, RESOURCES_TYPE, SERVER_TYPES
 from nemo_gym.schemas.datasets import BenchmarkDatasetConfig, DatasetConfig
 
+_BUILT_WHEN_USED = ConfigDict(defer_build=True)
+"""Validators take longer to build than to run, and most processes need only some of them."""
+
 
 class ModelServerRef(BaseModel):
     """Points at a configured model server."""
+
+    model_config = _BUILT_WHEN_USED
 
     type: Literal["responses_api_models"]
     name: str
@@ -23,12 +28,16 @@ class ModelServerRef(BaseModel):
 class ResourcesServerRef(BaseModel):
     """Points at a configured resources server."""
 
+    model_config = _BUILT_WHEN_USED
+
     type: Literal["resources_servers"]
     name: str
 
 
 class AgentServerRef(BaseModel):
     """Points at a configured agent."""
+
+    model_config = _BUILT_WHEN_USED
 
     type: Literal["responses_api_agents"]
     name: str
@@ -71,6 +80,8 @@ class Domain(StrEnum):
 class BaseServerConfig(BaseModel):
     """Where a server listens."""
 
+    model_config = _BUILT_WHEN_USED
+
     host: str
     port: int
     num_workers: int | None = None
@@ -92,18 +103,19 @@ class BaseRunServerInstanceConfig(BaseRunServerConfig):
 class BaseRunServerTypeConfig(BaseModel):
     """The innermost block of a server instance, as written in a config file."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     entrypoint: str
     host: str | None = None
-    port: int | None = None
+    port: int | None = Field(default=None, ge=-1, le=65_535)
+    """0 or nothing: any free one. An offline parse puts -1 here."""
     num_workers: int | None = None
     domain: Domain | None = None
     datasets: list[Annotated[DatasetConfig | BenchmarkDatasetConfig, Field(discriminator="type")]] | None = None
 
 
 class _InstanceBase(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     SERVER_TYPE: ClassVar[str]
 
@@ -117,11 +129,21 @@ class _InstanceBase(BaseModel):
         return self
 
 
+def _without_domain(implementations: object) -> object:
+    """Only resources servers have a domain; on others any value is accepted and plays no part."""
+    if not isinstance(implementations, Mapping):
+        return implementations
+    return {
+        name: {key: value for key, value in block.items() if key != "domain"} if isinstance(block, Mapping) else block
+        for name, block in implementations.items()
+    }
+
+
 class ResponsesAPIModelServerTypeConfig(_InstanceBase):
     """A block that holds one model server."""
 
     SERVER_TYPE: ClassVar[str] = MODELS_TYPE
-    responses_api_models: dict[str, BaseRunServerTypeConfig]
+    responses_api_models: Annotated[dict[str, BaseRunServerTypeConfig], BeforeValidator(_without_domain)]
 
 
 class ResourcesServerTypeConfig(_InstanceBase):
@@ -146,7 +168,7 @@ class ResponsesAPIAgentServerTypeConfig(_InstanceBase):
     """A block that holds one agent."""
 
     SERVER_TYPE: ClassVar[str] = AGENTS_TYPE
-    responses_api_agents: dict[str, BaseRunServerTypeConfig]
+    responses_api_agents: Annotated[dict[str, BaseRunServerTypeConfig], BeforeValidator(_without_domain)]
 
 
 class _NamedInstance(_InstanceBase):
@@ -156,12 +178,12 @@ class _NamedInstance(_InstanceBase):
 
     def get_server_ref(self) -> ServerRef:
         """The reference other servers use for this one."""
-        return _REFS[self.SERVER_TYPE](type=self.SERVER_TYPE, name=self.name)  # type: ignore[arg-type]
+        return _REFS[self.SERVER_TYPE](type=self.SERVER_TYPE, name=self.name)
 
     @property
     def implementation(self) -> str:
         """Name of the folder the server lives in, below its type's folder."""
-        return next(iter(getattr(self, self.SERVER_TYPE)))
+        return str(next(iter(getattr(self, self.SERVER_TYPE))))
 
     def get_inner_run_server_config_dict(self) -> Any:
         """The live innermost block."""
@@ -198,28 +220,34 @@ _INSTANCES: dict[str, type[ServerInstanceConfig]] = {
     RESOURCES_TYPE: ResourcesServerInstanceConfig,
     AGENTS_TYPE: ResponsesAPIAgentServerInstanceConfig,
 }
-_ANY_INSTANCE: TypeAdapter[ServerInstanceConfig] = TypeAdapter(ServerInstanceConfig)
 
 
 def server_types_in(block: object) -> list[str]:
-    """The server types a block names; a well-formed instance names one."""
-    return [server_type for server_type in SERVER_TYPES if isinstance(block, Mapping) and server_type in block]
+    """The server types a block names, in its order; a well-formed instance names one."""
+    return [key for key in block if key in SERVER_TYPES] if isinstance(block, Mapping) else []
 
 
 def maybe_get_server_instance_config(
-    name: str, server_type_config_dict: Any
+    name: str, server_type_config_dict: Any, *, plain: Mapping[str, Any] | None = None
 ) -> tuple[ServerInstanceConfig | None, ValidationError | None]:
-    """Read a top-level block as a server instance: the instance, or why it is none, or neither for non-mappings."""
+    """Read a top-level block as a server instance: the instance, or why it is none, or neither for non-mappings.
+
+    `plain` is the block as plain resolved data, for callers that have it: reading it is much faster.
+    """
     if not isinstance(server_type_config_dict, Mapping):
         return None, None
-    named = server_types_in(server_type_config_dict)
-    fields = {**server_type_config_dict, "name": name, "server_type_config_dict": server_type_config_dict}
-    try:
-        if len(named) == 1:
-            return _INSTANCES[named[0]].model_validate(fields), None
-        return _ANY_INSTANCE.validate_python(fields), None
-    except ValidationError as error:
-        return None, error
+    fields = {
+        **(server_type_config_dict if plain is None else plain),
+        "name": name,
+        "server_type_config_dict": server_type_config_dict,
+    }
+    failure: ValidationError | None = None
+    for server_type in server_types_in(fields) or SERVER_TYPES:
+        try:
+            return _INSTANCES[server_type].model_validate(fields), None
+        except ValidationError as error:
+            failure = failure or error
+    return None, failure
 
 
 def is_almost_server(block: object) -> bool:

@@ -1,12 +1,14 @@
 """Settings of experiment trackers."""
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from nemo_gym.keys import MASK
 
 
 class WANDBConfig(BaseModel):
     """Weights & Biases: a run is opened only when all three are set."""
+
+    model_config = ConfigDict(defer_build=True)
 
     wandb_project: str | None = None
     wandb_name: str | None = None

@@ -1,0 +1,1 @@
+"""One module per command; `[project.scripts]` points straight at its `main`."""

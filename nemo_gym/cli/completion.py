@@ -1,0 +1,185 @@
+"""Shell completion: what could stand at the cursor of a half-typed command.
+
+The scripts that `ng_completion` prints hold no knowledge of their own. At each TAB they run
+`python -m nemo_gym.cli.completion <shell> <command> <line up to the cursor> <word to replace>`,
+which answers one candidate per line. It must answer at once, so nothing here loads OmegaConf.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nemo_gym.cli.options import Option, options_of
+from nemo_gym.cli.registry import HELP, config_class_of, find_command
+from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, SERVER_TYPES
+from nemo_gym.paths import component_search_roots
+
+_COMPONENT_CONFIGS = (*(f"{server_type}/*/configs/*.yaml" for server_type in SERVER_TYPES), "benchmarks/**/*.yaml")
+_COMPONENT_FOLDERS = (*SERVER_TYPES, "benchmarks")
+_UNTYPABLE = frozenset(" \t\n\"'\\,[]{}()$&|;<>*?`!")
+"""A file whose name has one of these would need quoting that differs by shell and place."""
+
+_MAX_LONE_FOLDERS = 10
+
+
+def current_word(line: str) -> str:
+    """The last word of a half-typed line as the command would see it: quotes and backslashes removed."""
+    word, quote, escaped = "", "", False
+    for character in line:
+        if escaped:
+            word, escaped = word + character, False
+        elif character == "\\" and quote != "'":
+            escaped = True
+        elif character in "\"'" and quote in ("", character):
+            quote = "" if quote else character
+        elif character.isspace() and not quote:
+            word = ""
+        else:
+            word += character
+    return word
+
+
+def candidates(script: str, word: str) -> list[str]:
+    """What `word`, typed after `script`, could become: whole words, sorted."""
+    mark = word[: len(word) - len(word.lstrip("+~"))]
+    name, equals, value = word[len(mark) :].partition("=")
+    if mark not in ("", "+", "++", "~"):
+        return []
+    if not equals:
+        return sorted(_names(script, mark, name))
+    if name == CONFIG_PATHS_KEY_NAME:
+        return sorted(f"{mark}{name}={completed}" for completed in _config_lists(value))
+    return sorted(f"{mark}{name}={completed}" for completed in _values(script, name, value))
+
+
+def _names(script: str, mark: str, typed: str) -> Iterator[str]:
+    if typed.startswith("-"):
+        yield "--help"
+        return
+    shown_mark = mark or ("" if typed else "+")
+    endings = {option.name: "=" for option in _options(script)}
+    info = find_command(Path(script).name)
+    if info is None or info.group != HELP:
+        endings[CONFIG_PATHS_KEY_NAME] = "=["
+    for name, ending in endings.items():
+        if name.startswith(typed):
+            yield f"{shown_mark}{name}{'' if mark == '~' else ending}"
+
+
+def _options(script: str) -> list[Option]:
+    info = find_command(Path(script).name)
+    config_class = config_class_of(info) if info else None
+    return options_of(config_class) if config_class else []
+
+
+def _config_lists(typed: str) -> Iterator[str]:
+    """`[a.yaml,b.yaml` for each file that the last entry of the list could become.
+
+    A file that is the only one left comes twice, with what may follow it: a sole candidate would make bash close an
+    open quote, and the list with it.
+    """
+    *before, last = typed.removeprefix("[").split(",")
+    paths = _without_lone_folders(config_files(last) - set(before))
+    endings = ("]", ",") if len(paths) == 1 else ("",)
+    for path in paths:
+        for ending in endings:
+            yield f"[{','.join([*before, path])}{ending}"
+
+
+def _without_lone_folders(paths: set[str]) -> set[str]:
+    """`paths`, or what is inside when they are but one folder."""
+    for _ in range(_MAX_LONE_FOLDERS):
+        inside = config_files(next(iter(paths))) if len(paths) == 1 else set()
+        inside -= paths
+        if not inside:
+            break
+        paths = inside
+    return {path for path in paths if len(paths) > 1 or not path.endswith("/")}
+
+
+def config_files(typed: str) -> set[str]:
+    """Config files whose path starts with `typed`: those of components in any search root, and the user's own."""
+    found = {
+        str(file.relative_to(root))
+        for root in component_search_roots()
+        for pattern in _COMPONENT_CONFIGS
+        for file in root.glob(pattern)
+    }
+    own = {
+        path
+        for path in _files(typed)
+        if path.endswith((".yaml", ".yml")) or (path.endswith("/") and path.split("/")[0] not in _COMPONENT_FOLDERS)
+    }
+    return {path for path in (found | own) - {"env.yaml"} if path.startswith(typed) and _UNTYPABLE.isdisjoint(path)}
+
+
+def _values(script: str, name: str, typed: str) -> Iterator[str]:
+    for option in _options(script):
+        if name in option.names:
+            yield from (choice for choice in option.choices if choice.startswith(typed))
+            if option.is_path:
+                yield from _files(typed)
+
+
+def _files(typed: str) -> Iterator[str]:
+    """Files, and folders with a slash, that `typed` is the beginning of; hidden ones only when asked for."""
+    folder, _, beginning = typed.rpartition("/")
+    start = Path(f"{folder}/").expanduser() if "/" in typed else Path()
+    try:
+        entries = list(os.scandir(start))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(beginning) and (beginning or not entry.name.startswith(".")):
+            path = f"{typed[: len(typed) - len(beginning)]}{entry.name}{'/' if entry.is_dir() else ''}"
+            if _UNTYPABLE.isdisjoint(path):
+                yield path
+
+
+def answer(shell: str, script: str, line: str, replaced: str) -> list[str]:
+    """The candidates in the form a shell wants them.
+
+    bash replaces only what follows the last `=` or `:`, so only that part is handed to it; zsh replaces the whole word.
+    """
+    word = current_word(line)
+    whole = candidates(script, word)
+    if shell != "bash":
+        return whole
+    kept = len(word) - len(current_word(replaced))
+    return [candidate[kept:] for candidate in whole]
+
+
+_SCRIPTS = {
+    "bash": """\
+_nemo_gym_complete() {{
+    local candidate
+    COMPREPLY=()
+    while IFS= read -r candidate; do
+        COMPREPLY+=("$candidate")
+    done < <({python} -P -m nemo_gym.cli.completion bash "$1" "${{COMP_LINE:0:COMP_POINT}}" "$2" 2>/dev/null)
+}}
+complete -o nospace -F _nemo_gym_complete {scripts}
+""",
+    "zsh": """\
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+_nemo_gym_complete() {{
+    local -a candidates
+    candidates=("${{(@f)$({python} -P -m nemo_gym.cli.completion zsh "$words[1]" "${{(Q)PREFIX}}" "" 2>/dev/null)}}")
+    [[ -n "$candidates" ]] && compadd -U -Q -S '' -a candidates
+}}
+compdef _nemo_gym_complete {scripts}
+""",
+}
+
+
+def shell_script(shell: str, scripts: Sequence[str]) -> str:
+    """A script that teaches `shell` to complete the options of `scripts`."""
+    import shlex
+
+    return _SCRIPTS[shell].format(python=shlex.quote(sys.executable), scripts=" ".join(scripts))
+
+
+if __name__ == "__main__":
+    for candidate in answer(*sys.argv[1:5]):
+        print(candidate)

@@ -1,0 +1,179 @@
+"""What a command can be told: the fields of its config class as options for people.
+
+Help pages, error messages, completion and the set of text options all read this one description.
+"""
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
+
+_PLAIN_NAMES: dict[object, str] = {
+    str: "text",
+    int: "int",
+    float: "number",
+    bool: "true|false",
+    Path: "path",
+    list: "list",
+    dict: "mapping",
+    Any: "value",
+}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_SAFE_FACTORIES: tuple[object, ...] = (dict, list, set, tuple, str)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command."""
+
+    field: str
+    """The field of the config class that holds it."""
+    names: tuple[str, ...]
+    """The name people use, then every other spelling that is accepted."""
+    expects: str
+    """Its type in words: `int, at least 1`, `bash|zsh`, `[text,...]`."""
+    default: str | None
+    """The default as it would be typed; None when the option is required."""
+    is_text: bool
+    """Whether its value is text and nothing else, so that it can be taken literally."""
+    choices: tuple[str, ...]
+    """The only values there are; empty when there is no such list."""
+    is_path: bool
+
+    @property
+    def name(self) -> str:
+        """The spelling to show."""
+        return self.names[0]
+
+
+def options_of(config_class: type[BaseModel]) -> list[Option]:
+    """The options of a command, in the order its config class declares them."""
+    return [_option(name, field, config_class) for name, field in config_class.model_fields.items()]
+
+
+def meanings_of(config_class: type[BaseModel]) -> dict[str, str]:
+    """What each field is for: its description, or the docstring below it, on one line."""
+    meanings: dict[str, str] = {}
+    for parent in reversed(config_class.__mro__):
+        if parent is not BaseModel and issubclass(parent, BaseModel):
+            meanings |= _field_docstrings(parent)
+    described = {name: field.description for name, field in config_class.model_fields.items() if field.description}
+    return {name: " ".join(text.split()) for name, text in (meanings | described).items()}
+
+
+def _field_docstrings(config_class: type[BaseModel]) -> dict[str, str]:
+    try:
+        source = inspect.getsource(config_class)
+    except (OSError, TypeError):  # made at run time: no source, no docstrings
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(source)).body
+    docstrings = {}
+    for statement, following in pairwise(getattr(definition, "body", [])):
+        match statement, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docstrings[name] = text
+    return docstrings
+
+
+def _option(name: str, field: FieldInfo, config_class: type[BaseModel]) -> Option:
+    members = list(_members(field.annotation))
+    names = _spellings(name, field, config_class)
+    return Option(
+        field=name,
+        names=names,
+        expects=_type_in_words(members, field),
+        default=None if field.is_required() else _default(field),
+        is_text=bool(members) and all(_is_text(member) for member in members),
+        choices=tuple(choice for member in members for choice in _choices(member)),
+        is_path=Path in members or names[0].endswith(("path", "_dir", "_glob", "_file")),
+    )
+
+
+def _spellings(name: str, field: FieldInfo, config_class: type[BaseModel]) -> tuple[str, ...]:
+    alias = field.validation_alias or field.alias
+    aliases = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    names = [spelling for spelling in aliases if isinstance(spelling, str)]
+    settings = config_class.model_config
+    if not names or settings.get("populate_by_name") or settings.get("validate_by_name"):
+        names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The members of a union other than None, without their `Annotated` wrapping."""
+    if get_origin(annotation) is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    elif annotation is not type(None):
+        yield annotation
+
+
+def _choices(member: Any) -> tuple[str, ...]:
+    if get_origin(member) is Literal:
+        return tuple(show_value(value) for value in get_args(member))
+    if isinstance(member, type) and issubclass(member, Enum):
+        return tuple(show_value(value) for value in member)
+    return ("true", "false") if member is bool else ()
+
+
+def _is_text(member: Any) -> bool:
+    if get_origin(member) is Literal:
+        return all(isinstance(value, str) for value in get_args(member))
+    return isinstance(member, type) and issubclass(member, str | Path)
+
+
+def _type_in_words(members: list[Any], field: FieldInfo) -> str:
+    words = " or ".join(dict.fromkeys(_one_type_in_words(member) for member in members)) or "null"
+    bounds = [
+        f", {phrase} {getattr(limit, name)}"
+        for limit in field.metadata
+        for name, phrase in _BOUNDS.items()
+        if getattr(limit, name, None) is not None
+    ]
+    return words + "".join(bounds)
+
+
+def _one_type_in_words(member: Any) -> str:
+    if choices := _choices(member):
+        return "|".join(choices)
+    arguments = [" or ".join(map(_one_type_in_words, _members(argument))) for argument in get_args(member)]
+    origin = get_origin(member) or member
+    if origin is dict and len(arguments) == 2:
+        return f"{{{arguments[0]}: {arguments[1]}}}"
+    if origin in (list, set, tuple) and arguments:
+        return f"[{arguments[0]},...]"
+    return _PLAIN_NAMES.get(origin) or str(getattr(origin, "__name__", origin)).removeprefix("typing.")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is None:
+        return show_value(field.default)
+    if field.default_factory in _SAFE_FACTORIES:
+        return show_value(field.get_default(call_default_factory=True, validated_data={}))
+    return "computed"
+
+
+def show_value(value: object) -> str:
+    """A value the way it is typed on a command line."""
+    if isinstance(value, Enum):
+        return show_value(value.value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {show_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple | set):
+        return "[" + ",".join(map(show_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    return str(value) or '""'

@@ -1,0 +1,220 @@
+"""Calling a colocated server without a socket: scope and body go straight into its ASGI app.
+
+Routes, middleware, cookies, status codes and error texts are those of HTTP, because it is the same
+app that answers. Servers are known by name and address per event loop: the host process registers
+those it runs, and `ServerClient` finds them here before it opens a connection.
+
+Each call runs in a task of its own. The caller goes on when the body is complete, while the task may
+still have background work to do. A caller that vanishes (it is cancelled, or out of patience) takes
+the work at `CANCELLABLE_PATHS` with it, and never a tool, `/seed_session` or `/verify`: these are
+carried out to the end, as they are over HTTP.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+
+from nemo_gym.http.addresses import Address, base_url
+from nemo_gym.http.local_request import LocalRequest
+from nemo_gym.http.local_response import LocalResponse, RawHeaders
+
+logger = logging.getLogger(__name__)
+
+CANCELLABLE_PATHS = frozenset({"/run", "/v1/responses", "/v1/chat/completions"})
+"""Work that nobody but its caller has a use for, in either transport."""
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_DISCONNECT = "http.disconnect"
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+_CLIENT = ("127.0.0.1", 0)
+
+
+@dataclass(frozen=True)
+class HostedApp:
+    """A server in this event loop."""
+
+    name: str
+    app: ASGIApp
+    addresses: frozenset[Address]
+    """Every address a config may give for it."""
+    cancellable_paths: frozenset[str] = CANCELLABLE_PATHS
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the app's lifespan yielded."""
+
+
+_HOSTED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, HostedApp]] = WeakKeyDictionary()
+_RUNNING: set[asyncio.Task[None]] = set()
+
+
+def register_local_app(
+    name: str,
+    app: ASGIApp,
+    addresses: Iterable[tuple[str, int]],
+    *,
+    cancellable_paths: frozenset[str] = CANCELLABLE_PATHS,
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """Let callers in the running event loop reach `app` in memory under `name`.
+
+    A call is taken in memory only if the caller's config gives the server one of `addresses`, so
+    that two runs in one process do not mistake each other's servers. A server whose tools may carry
+    a name from `CANCELLABLE_PATHS` passes its own `cancellable_paths`.
+    """
+    known_at = frozenset(Address(host, port) for host, port in addresses)
+    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {})
+    _HOSTED.setdefault(asyncio.get_running_loop(), {})[name] = hosted
+
+
+def unregister_local_app(name: str) -> None:
+    """Forget `name`: calls to it use HTTP again. Calls under way are not disturbed."""
+    _HOSTED.get(asyncio.get_running_loop(), {}).pop(name, None)
+
+
+def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
+    """The server called `name` at `address` if it lives in the running event loop."""
+    hosted = _HOSTED.get(asyncio.get_running_loop(), {}).get(name)
+    return hosted if hosted is not None and address in hosted.addresses else None
+
+
+async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequest, timeout_s: float) -> LocalResponse:
+    """Answer `request` by `hosted`; its exceptions become answers, as they do over HTTP.
+
+    Raises:
+        TimeoutError: no complete answer within `timeout_s`.
+        aiohttp.ServerDisconnectedError: the server was stopped before it answered.
+    """
+    loop = asyncio.get_running_loop()
+    exchange = _Exchange(loop, request)
+    scope = _scope(hosted, address, request)
+    task = loop.create_task(_serve(hosted, scope, exchange))
+    _RUNNING.add(task)
+    task.add_done_callback(_RUNNING.discard)
+    timer = loop.call_later(timeout_s, exchange.give_up)
+    try:
+        await exchange.answered
+    except (asyncio.CancelledError, TimeoutError):
+        if not exchange.complete and request.path in hosted.cancellable_paths:
+            exchange.disconnect()
+            task.cancel()
+        raise
+    finally:
+        timer.cancel()
+    return exchange.response(base_url(address) + request.path_and_query)
+
+
+class _Exchange:
+    """One request and the answer it gets: the `receive` and `send` of an ASGI call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request: LocalRequest) -> None:
+        self.answered: asyncio.Future[None] = loop.create_future()
+        self.complete = False
+        self._request = request
+        self._request_taken = False
+        self._status: int | None = None
+        self._headers: RawHeaders = []
+        self._chunks: list[bytes] = []
+        self._ended = asyncio.Event()
+
+    async def receive(self) -> Message:
+        if not self._request_taken:
+            self._request_taken = True
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
+        await self._ended.wait()
+        return {"type": _DISCONNECT}
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if self.complete:
+            raise RuntimeError(f"ASGI message {kind!r} after the answer was complete")
+        if kind == "http.response.start":
+            self._status = message["status"]
+            self._headers = list(message.get("headers", ()))
+        elif kind == "http.response.body":
+            if self._status is None:
+                raise RuntimeError("ASGI message 'http.response.body' before 'http.response.start'")
+            self._chunks.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._finish()
+
+    def fail(self) -> None:
+        """The app ended without a complete answer: a 500, or a body that breaks off."""
+        if self.complete:
+            return
+        if self._status is None:
+            self._status = 500
+            self._headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21")]
+            self._chunks = [b"Internal Server Error"]
+            self._finish()
+        else:
+            self.disconnect()
+            self._settle(None)
+
+    def stop(self) -> None:
+        """The app was stopped from outside: what it has not answered, nobody will."""
+        if not self.complete:
+            self.disconnect()
+            self._settle(aiohttp.ServerDisconnectedError())
+
+    def give_up(self) -> None:
+        self._settle(TimeoutError())
+
+    def disconnect(self) -> None:
+        self._ended.set()
+
+    def _finish(self) -> None:
+        self.complete = True
+        self._ended.set()
+        self._settle(None)
+
+    def _settle(self, error: BaseException | None) -> None:
+        if self.answered.done():
+            return
+        if error is None:
+            self.answered.set_result(None)
+        else:
+            self.answered.set_exception(error)
+
+    def response(self, url: str) -> LocalResponse:
+        assert self._status is not None
+        request = self._request
+        body = b"" if request.method == "HEAD" else b"".join(self._chunks)
+        return LocalResponse(request.method, url, self._status, self._headers, body, broken=not self.complete)
+
+
+async def _serve(hosted: HostedApp, scope: Scope, exchange: _Exchange) -> None:
+    try:
+        await hosted.app(scope, exchange.receive, exchange.send)
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        exchange.stop()
+        raise
+    except BaseException as error:  # also SystemExit: a handler must not end the process that hosts it
+        logger.error("Server %r failed at %s %s", hosted.name, scope["method"], scope["path"], exc_info=error)
+    exchange.fail()
+
+
+def _scope(hosted: HostedApp, address: Address, request: LocalRequest) -> Scope:
+    return {
+        "type": "http",
+        "asgi": _ASGI.copy(),
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": request.method,
+        "root_path": "",
+        "path": request.path,
+        "raw_path": request.raw_path,
+        "query_string": request.query,
+        "headers": request.headers,
+        "client": _CLIENT,
+        "server": address,
+        "state": dict(hosted.state),
+    }

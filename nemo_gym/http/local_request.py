@@ -1,0 +1,113 @@
+"""A request to a colocated server: aiohttp's keyword arguments turned into an ASGI scope and a body.
+
+Only what needs no socket is translated. For anything else (forms, streams, authentication, proxies)
+`local_request` answers None and the caller uses HTTP: the server listens on its port as well.
+"""
+
+import re
+from http.cookies import Morsel
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from aiohttp import ClientTimeout, CookieJar
+from multidict import CIMultiDict
+from yarl import URL
+
+_UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
+_PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
+_NOT_PLAIN_MORSEL = ("domain", "secure", "expires")
+
+
+class LocalRequest(NamedTuple):
+    """One request as an ASGI server would hand it on."""
+
+    method: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    timeout_s: float | None
+    """None means the client's own limit."""
+    allow_redirects: bool
+
+    @property
+    def path_and_query(self) -> str:
+        """What follows host and port in the URL."""
+        raw = self.raw_path.decode("ascii")
+        return f"{raw}?{self.query.decode('ascii')}" if self.query else raw
+
+
+def local_request(method: str, base_url: str, url_path: str, kwargs: dict[str, Any]) -> LocalRequest | None:
+    """The request `kwargs` describe; None when it takes a real connection."""
+    data = kwargs.get("data")
+    if not _UNDERSTOOD.issuperset(kwargs) or not (data is None or isinstance(data, bytes | str)):
+        return None
+    method = method.upper()
+    path, raw_path, query = _target(base_url, url_path, kwargs.get("params"))
+    body = data.encode() if isinstance(data, str) else data or b""
+    headers = _headers(method, base_url, path, kwargs, body)
+    if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
+        headers.append((b"content-type", b"text/plain; charset=utf-8"))
+    timeout = kwargs.get("timeout")
+    return LocalRequest(
+        method=method,
+        path=path,
+        raw_path=raw_path,
+        query=query,
+        headers=headers,
+        body=body,
+        timeout_s=timeout.total if isinstance(timeout, ClientTimeout) else timeout,
+        allow_redirects=kwargs.get("allow_redirects", True),
+    )
+
+
+def _target(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, bytes]:
+    if not params and _PLAIN_PATH(url_path) and "/." not in url_path:
+        return url_path, url_path.encode("ascii"), b""
+    url = URL(base_url + url_path)
+    if params:
+        url = url.extend_query(params)
+    return unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
+
+
+def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body: bytes) -> list[tuple[bytes, bytes]]:
+    given = CIMultiDict(kwargs.get("headers") or {})
+    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in given.items()]
+    if "host" not in given:
+        headers.append((b"host", base_url.partition("://")[2].encode("ascii")))
+    if "accept" not in given:
+        headers.append((b"accept", b"*/*"))
+    if "content-length" not in given and (body or method not in ("GET", "HEAD", "OPTIONS", "TRACE")):
+        headers.append((b"content-length", b"%d" % len(body)))
+    if cookies := kwargs.get("cookies"):
+        kept = [value for name, value in headers if name == b"cookie"]
+        headers = [(name, value) for name, value in headers if name != b"cookie"]
+        kept.append(_cookie_header(cookies, base_url + path).encode())
+        headers.append((b"cookie", b"; ".join(value for value in kept if value)))
+    return headers
+
+
+def _cookie_header(cookies: Any, url: str) -> str:
+    """The cookies that apply to `url`, judged as aiohttp judges them."""
+    pairs = list(cookies.items() if hasattr(cookies, "items") else cookies)
+    if all(_is_plain(value) for _, value in pairs):
+        return "; ".join(f"{name}={_coded(value)}" for name, value in pairs)
+    jar = CookieJar()
+    jar.update_cookies(pairs)
+    chosen = jar.filter_cookies(URL(url))
+    return "; ".join(f"{name}={morsel.coded_value}" for name, morsel in chosen.items())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a cookie applies to every URL and needs no quoting."""
+    if not isinstance(value, Morsel):
+        return bool(_PLAIN_COOKIE(str(value)))
+    if value["path"] not in ("", "/") or any(value[attribute] for attribute in _NOT_PLAIN_MORSEL):
+        return False
+    return value["max-age"] == "" or str(value["max-age"]).lstrip("0").isdecimal()
+
+
+def _coded(value: Any) -> str:
+    return value.coded_value if isinstance(value, Morsel) else str(value)

@@ -1,0 +1,205 @@
+"""One HTTP request, tried again only while it has not been sent.
+
+A refused connection, an unknown host name and a connection that takes too long to open leave the
+server untouched: such calls are repeated, within bounds. Once a request went out it may have been
+carried out, so whatever happens then is the caller's to know: a tool is never run twice. Answers
+are returned whatever their status.
+"""
+
+import asyncio
+import errno
+import json as stdlib_json
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import aiohttp
+import orjson
+from aiohttp import ClientResponse
+from multidict import CIMultiDict
+from pydantic import BaseModel
+
+from nemo_gym.http.errors import (
+    MalformedResponseError,
+    ServerCallError,
+    ServerCallTimeoutError,
+    ServerLostError,
+    ServerResponseError,
+    ServerUnreachableError,
+    excerpt,
+)
+from nemo_gym.http.retry import Tries
+from nemo_gym.http.seams import replaceable
+from nemo_gym.http.session import (
+    current_settings,
+    get_global_aiohttp_client,
+    is_global_aiohttp_client_request_debug_enabled,
+)
+
+logger = logging.getLogger(__name__)
+
+NEVER_HEALS = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)
+NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
+
+JSON_CONTENT_TYPE = "application/json"
+
+
+class Call(NamedTuple):
+    """Whom a call is for, as its errors name it."""
+
+    method: str
+    url: str
+    server_name: str | None = None
+    internal: bool = False
+    timeout_key: str = "http_total_timeout_s"
+
+
+async def request(method: str, url: str, _internal: bool = False, **kwargs: Any) -> ClientResponse:
+    """Send one request, with aiohttp's keyword arguments, and return the answer whatever its status.
+
+    `_internal` marks calls between servers of one run; it only shows in the words of an error.
+    """
+    return await send(method, lambda: url, with_json_body(kwargs), internal=_internal)
+
+
+async def send(
+    method: str,
+    choose_url: Callable[[], str],
+    kwargs: dict[str, Any],
+    *,
+    internal: bool,
+    server_name: str | None = None,
+    not_sent: Callable[[], None] = lambda: None,
+) -> ClientResponse:
+    """Send one request; `choose_url` is asked before every try, `not_sent` told of tries that reached nobody."""
+    tries = Tries(current_settings().retry_between_servers)
+    while True:
+        url = choose_url()
+        client = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)()
+        try:
+            return await client.request(method=method, url=url, **kwargs)
+        except TRANSPORT_ERRORS as error:
+            pause_s = tries.pause_after_failure()
+            call = Call(method, url, server_name, internal)
+            failure = call_failure(error, call, tries)
+            if pause_s is None or not isinstance(failure, ServerUnreachableError) or isinstance(error, NEVER_HEALS):
+                raise failure from error
+            not_sent()
+        tries.warn_of_first(url.partition("?")[0], str(failure))
+        await asyncio.sleep(pause_s)
+
+
+def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:
+    """What a caller is told about a call that ended in `error` instead of an answer."""
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    where = f"{call.method} {call.url} (tries: {tries.failures}, {tries.elapsed_s:.1f} s): {cause}"
+    who = "the server" if call.server_name is None else f"server {call.server_name!r}"
+    kind: type[ServerCallError]
+    if isinstance(error, NOT_SENT):
+        kind, message = ServerUnreachableError, f"Cannot connect to {who}, {where}. {_remedy(error, call)}"
+    elif isinstance(error, TimeoutError):
+        kind = ServerCallTimeoutError
+        message = (
+            f"No answer in time from {who}, {where}. Find out what keeps it, or allow more time "
+            f"(`{call.timeout_key}`, or the call's own `timeout`)"
+        )
+    else:
+        kind = ServerLostError
+        message = (
+            f"The connection to {who} broke after the request was sent, {where}. "
+            "It may have been carried out; that server's log should say why it broke"
+        )
+    return kind(
+        message,
+        url=call.url,
+        method=call.method,
+        server_name=call.server_name,
+        attempts=tries.failures,
+        elapsed_s=tries.elapsed_s,
+    )
+
+
+def _remedy(error: BaseException, call: Call) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "This process has no file descriptors left: raise the limit with `ulimit -n 65535`"
+    if call.internal:
+        return "Is it running? `ng_status` lists the servers that are, and its log says why it is not"
+    return "Check the address, and that something listens there"
+
+
+def with_json_body(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` with a `json` argument turned into bytes; of a pydantic model only the fields set go out."""
+    value = kwargs.pop("json", None)
+    if value is None:
+        return kwargs
+    headers = CIMultiDict(kwargs.get("headers") or {})
+    headers.setdefault("Content-Type", JSON_CONTENT_TYPE)
+    return {**kwargs, "data": json_bytes(value), "headers": headers}
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as JSON."""
+    if not isinstance(value, BaseModel):
+        return orjson.dumps(value, default=_plain)
+    if type(value).model_dump is not BaseModel.model_dump:
+        return orjson.dumps(value.model_dump(exclude_unset=True), default=_plain)
+    return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
+    raise TypeError  # orjson words it, naming the type
+
+
+async def raise_for_status(response: ClientResponse) -> None:
+    """Raise `ServerResponseError` with the body of the answer if its status is an error."""
+    if response.ok:
+        return
+    try:
+        content = await response.read()
+    except (aiohttp.ClientError, TimeoutError):
+        content = b""
+    if is_global_aiohttp_client_request_debug_enabled():
+        logger.info("%s: %s\nAnswer: %s", response.status, response.request_info, content.decode(errors="replace"))
+    raise response_error(response, content)
+
+
+def response_error(response: ClientResponse, content: bytes, tries: Tries | None = None) -> ServerResponseError:
+    """The error that an answer with an error status amounts to."""
+    return ServerResponseError(
+        str(response.url),
+        response.status,
+        content,
+        method=response.method,
+        headers=response.headers.items(),
+        attempts=1 if tries is None else tries.failures,
+        elapsed_s=0.0 if tries is None else tries.elapsed_s,
+    )
+
+
+async def get_response_json(response: ClientResponse) -> Any:
+    """The body of an answer, read as JSON whatever its content type."""
+    try:
+        body = await response.read()
+    except TRANSPORT_ERRORS as error:
+        call = Call(response.method, str(response.url), internal=True)
+        raise call_failure(error, call, Tries(current_settings().retry_between_servers, failures=1)) from error
+    return parse_json(body, response)
+
+
+def parse_json(body: bytes, response: ClientResponse) -> Any:
+    """`body` as JSON; also what Python's own encoder writes and orjson refuses (NaN, lone surrogates)."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        try:
+            return stdlib_json.loads(body)
+        except ValueError:
+            raise MalformedResponseError(
+                f"{response.method} {response.url} answered {response.status} with a body that is not JSON: "
+                f"{excerpt(body, 200)!r}. Check that the address is the one you mean; {error.msg}",
+                body,
+                error.pos,
+            ) from None

@@ -1,0 +1,209 @@
+"""`ServerClient`: call a server by its configured name, in memory when it lives here, else over HTTP."""
+
+import http.client
+import time
+from collections.abc import Iterable
+from typing import Any, cast
+
+import orjson
+from aiohttp import ClientResponse
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+from yaml import YAMLError
+from yarl import URL
+
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.http.addresses import Address, AddressBook, Replica, base_url, least_busy
+from nemo_gym.http.errors import HeadServerError
+from nemo_gym.http.local import HostedApp, call_local_app, find_local_app
+from nemo_gym.http.local_request import LocalRequest, local_request
+from nemo_gym.http.local_response import LocalResponse
+from nemo_gym.http.probe import fetch, probe
+from nemo_gym.http.request import TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
+from nemo_gym.http.retry import Tries
+from nemo_gym.http.seams import replaceable
+from nemo_gym.http.session import current_settings, is_global_aiohttp_client_setup, use_client_settings
+from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config
+from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
+from nemo_gym.schemas.server_instance import ServerStatus
+
+_CONFIG_PATH = "/global_config_dict_yaml"
+_HEAD_TIMEOUT_S = 30.0
+_REPLICATED_PATH = "/run"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class ServerClient(BaseModel):
+    """Calls the servers of one run by name."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    head_server_config: BaseServerConfig
+    global_config_dict: DictConfig
+    _addresses: AddressBook = PrivateAttr(default_factory=AddressBook)
+
+    @classmethod
+    def load_head_server_config(cls) -> BaseServerConfig:
+        """Where this process's config says the head server is; what it leaves out has its default."""
+        config = replaceable("get_global_config_dict", get_global_config_dict)()
+        given = config.get(HEAD_SERVER_KEY_NAME) or {}
+        return BaseServerConfig.model_validate(
+            {"host": DEFAULT_HOST, "port": DEFAULT_HEAD_SERVER_PORT, **{key: given[key] for key in given}}
+        )
+
+    @classmethod
+    def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> "ServerClient":
+        """A client for the run of a head server, with the config that the head server hands out.
+
+        Raises:
+            HeadServerError: no head server answers there (also a `ValueError`).
+        """
+        head = head_server_config or cls.load_head_server_config()
+        return cls(head_server_config=head, global_config_dict=_config_of_head(Address(head.host, head.port)))
+
+    async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> ClientResponse:
+        """Send a request to a server, with aiohttp's keyword arguments, and return the answer whatever its status.
+
+        Of a pydantic model given as `json` only the fields that were set go out.
+        """
+        kwargs = with_json_body(kwargs)
+        path = url_path if url_path.startswith("/") else f"/{url_path}"
+        address, url = self._address_of(server_name)
+        hosted = find_local_app(server_name, address)
+        if hosted is not None:
+            translated = local_request(method, url, path, kwargs)
+            if translated is not None:
+                return await self._request_in_memory(hosted, address, translated, kwargs)
+        replicas = self._addresses.replicas.get(server_name)
+        if replicas and path == _REPLICATED_PATH:
+            return await _send_to_one_of(replicas, server_name, path, method, kwargs)
+        return await send(
+            method, lambda: self._address_of(server_name)[1] + path, kwargs, server_name=server_name, internal=True
+        )
+
+    async def get(self, server_name: str, url_path: str, **kwargs: Any) -> ClientResponse:
+        """GET from a server."""
+        return await self.request(server_name=server_name, url_path=url_path, method="GET", **kwargs)
+
+    async def post(self, server_name: str, url_path: str, **kwargs: Any) -> ClientResponse:
+        """POST to a server."""
+        return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
+
+    def set_replicas(self, server_name: str, addresses: Iterable[tuple[str, int]]) -> None:
+        """Spread `/run` of a server over these addresses; none of them means the configured one again."""
+        self._addresses.replicas[server_name] = [Replica(Address(host, port)) for host, port in addresses]
+
+    def poll_for_status(self, server_name: str) -> ServerStatus:
+        """Whether a server (or `head_server`) answers at all, asked synchronously within 5 s."""
+        return probe(self._address_of(server_name)[0])
+
+    def _address_of(self, server_name: str) -> tuple[Address, str]:
+        if server_name == HEAD_SERVER_KEY_NAME:
+            head = Address(self.head_server_config.host, self.head_server_config.port)
+            return head, base_url(head)
+        return self._addresses.look_up(self.global_config_dict, server_name)
+
+    def _build_server_base_url(self, server_config_dict: Any) -> str:
+        return base_url(Address(server_config_dict["host"], server_config_dict["port"]))
+
+    async def _request_in_memory(
+        self, hosted: HostedApp, address: Address, request: LocalRequest, kwargs: dict[str, Any]
+    ) -> ClientResponse:
+        settings = current_settings()
+        started_s = time.monotonic()
+        try:
+            response = await call_local_app(
+                hosted, address, request, timeout_s=request.timeout_s or settings.http_total_timeout_s
+            )
+        except TRANSPORT_ERRORS as error:
+            tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
+            call = Call(request.method, base_url(address) + request.path_and_query, hosted.name, internal=True)
+            raise call_failure(error, call, tries) from error
+        if response.status in _REDIRECTS and request.allow_redirects and "location" in response.headers:
+            return await _follow(response, hosted.name, kwargs)
+        return cast(ClientResponse, response)
+
+
+async def _send_to_one_of(
+    replicas: list[Replica], server_name: str, path: str, method: str, kwargs: dict[str, Any]
+) -> ClientResponse:
+    chosen: Replica | None = None
+
+    def let_go() -> None:
+        if chosen is not None:
+            chosen.in_flight -= 1
+
+    def choose() -> str:
+        nonlocal chosen
+        let_go()
+        chosen = least_busy(replicas)
+        chosen.in_flight += 1
+        chosen.times_chosen += 1
+        return base_url(chosen.address) + path
+
+    def avoid() -> None:
+        if chosen is not None:
+            chosen.shun()
+
+    try:
+        return await send(method, choose, kwargs, server_name=server_name, internal=True, not_sent=avoid)
+    finally:
+        let_go()
+
+
+async def _follow(response: LocalResponse, server_name: str, kwargs: dict[str, Any]) -> ClientResponse:
+    """Go where a redirect points, over HTTP: the method and body go along as aiohttp would have it."""
+    url = str(response.url.join(URL(response.headers["location"])))
+    method = response.method
+    kept = {name: value for name, value in kwargs.items() if name != "params"}
+    if (response.status == 303 and method != "HEAD") or (response.status in (301, 302) and method == "POST"):
+        method = "GET"
+        kept.pop("data", None)
+    return await send(method, lambda: url, kept, server_name=server_name, internal=True)
+
+
+def _config_of_head(head: Address) -> DictConfig:
+    url = base_url(head) + _CONFIG_PATH
+    try:
+        status, body = fetch(head, _CONFIG_PATH, _HEAD_TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:
+        raise HeadServerError(
+            f"Could not connect to the head server at {url} ({type(error).__name__}: {error}). Start the servers "
+            "with `ng_run`; if they run with another address, name it with +head_server.host and +head_server.port"
+        ) from error
+    try:
+        config = OmegaConf.create(orjson.loads(body)) if status == 200 else None
+    except (ValueError, TypeError, YAMLError) as error:
+        config, status_text = None, f"status {status}: {error}"
+    else:
+        status_text = f"status {status}"
+    if not isinstance(config, DictConfig):
+        raise HeadServerError(
+            f"What answers at {url} is not a head server ({status_text}). "
+            "Name the right one with +head_server.host and +head_server.port"
+        )
+    return config
+
+
+def setup_server_client(head_server_config: BaseServerConfig | None = None) -> ServerClient:
+    """A client for the run of a head server, which also follows that run's settings of the HTTP client.
+
+    What this process's own config says about the HTTP client comes first.
+    """
+    client_class = replaceable("ServerClient", ServerClient)
+    client = client_class.load_from_global_config(head_server_config)
+    if not is_global_aiohttp_client_setup():
+        own = process_config()
+        merged = {
+            key: own[key] if own.get(key) is not None else client.global_config_dict.get(key)
+            for key in HTTP_CONFIG_KEYS
+        }
+        use_client_settings(GlobalAIOHTTPAsyncClientConfig.from_config(merged))
+    return client
+
+
+def get_server_url(server_name: str) -> str:
+    """The base URL that this process's config gives for a server."""
+    config = replaceable("get_global_config_dict", get_global_config_dict)()
+    return AddressBook().look_up(config, server_name)[1]

@@ -1,0 +1,239 @@
+"""The aiohttp session: one per event loop, made on first use, closed with its loop.
+
+A session belongs to the loop it was made in. Threads with loops of their own and a second
+`asyncio.run` therefore each get theirs, with the settings of the process.
+
+Stale connections. A server may close an idle connection at the very moment a request is written to
+it; the client then sees a disconnect and cannot know whether the request was carried out. Trying
+again could run a tool twice, so it is not done: idle connections are dropped here after
+`KEEPALIVE_TIMEOUT_S`, well before our servers drop them (30 s), and aiohttp's own habit of
+repeating GET, PUT and DELETE after a disconnect is switched off.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+import orjson
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+
+from nemo_gym.http.seams import replaceable
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, settings_of_process
+
+NUM_WORKERS_ENV_VAR_NAME = "NEMO_GYM_FASTAPI_NUM_WORKERS"
+KEEPALIVE_TIMEOUT_S = 15.0
+_MAX_HEADER_BYTES = 64 * 1024
+_READ_BUFFER_BYTES = 1024 * 1024
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass
+class LoopSession:
+    """One event loop's session."""
+
+    client: ClientSession
+    connector: "GymConnector"
+    keeper: AsyncGenerator[None, None]
+    """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
+
+
+@dataclass
+class _Sessions:
+    by_loop: dict[asyncio.AbstractEventLoop, LoopSession] = field(default_factory=dict)
+    settings_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, GlobalAIOHTTPAsyncClientConfig] = field(
+        default_factory=WeakKeyDictionary
+    )
+    chosen: GlobalAIOHTTPAsyncClientConfig | None = None
+    """What a program chose for all its loops; None means what the config says."""
+    min_connections: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_SESSIONS = _Sessions()
+
+
+class GymConnector(TCPConnector):
+    """A connection pool whose limits can be raised while it is in use."""
+
+    def ensure_capacity(self, connections: int) -> None:
+        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
+        if self._limit_per_host:
+            self._limit_per_host = max(self._limit_per_host, connections)
+        if self._limit:
+            self._limit = max(self._limit, connections)
+
+
+def get_global_aiohttp_client(
+    global_aiohttp_client_config: GlobalAIOHTTPAsyncClientConfig | None = None,
+) -> ClientSession:
+    """The running event loop's session, made now if there is none; call it inside a coroutine."""
+    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+    if session is not None and not session.client.closed:
+        return session.client
+    return _open_session(global_aiohttp_client_config or current_settings()).client
+
+
+def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
+    """Make the running event loop's session with `cfg`, which also holds for loops to come."""
+    assert not is_global_aiohttp_client_setup(), (
+        "This event loop already has an HTTP session; set its config before the first request is made"
+    )
+    use_client_settings(cfg)
+    return _open_session(cfg).client
+
+
+def use_client_settings(settings: GlobalAIOHTTPAsyncClientConfig | None) -> None:
+    """Use `settings` from now on; None means what this process's config says. Open sessions keep their limits."""
+    _SESSIONS.chosen = settings
+    _SESSIONS.settings_by_loop.clear()
+
+
+def is_global_aiohttp_client_setup() -> bool:
+    """Whether the running event loop has an open session."""
+    loop = _running_loop()
+    session = None if loop is None else _SESSIONS.by_loop.get(loop)
+    return session is not None and not session.client.closed
+
+
+def current_settings() -> GlobalAIOHTTPAsyncClientConfig:
+    """The settings in force; inside an event loop they are read once."""
+    loop = _running_loop()
+    settings = None if loop is None else _SESSIONS.settings_by_loop.get(loop)
+    if settings is None:
+        settings = _SESSIONS.chosen or settings_of_process()
+        if loop is not None:
+            _SESSIONS.settings_by_loop[loop] = settings
+    return settings
+
+
+def is_global_aiohttp_client_request_debug_enabled() -> bool:
+    """Whether error answers are logged with request and body."""
+    if replaceable("_GLOBAL_AIOHTTP_CLIENT_REQUEST_DEBUG", default=False):
+        return True
+    return current_settings().global_aiohttp_client_request_debug
+
+
+def ensure_connection_capacity(connections: int) -> None:
+    """Let that many calls to one server be open at once, in sessions open now and later."""
+    _SESSIONS.min_connections = max(_SESSIONS.min_connections, connections)
+    for session in list(_SESSIONS.by_loop.values()):
+        session.connector.ensure_capacity(connections)
+
+
+async def close_global_aiohttp_client() -> None:
+    """Close the running event loop's session in an orderly way; the next request makes a new one."""
+    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+    if session is not None:
+        await session.keeper.aclose()
+
+
+def global_aiohttp_client_exit() -> None:
+    """Close the sessions of all event loops, from outside of them, as a program ends."""
+    for loop, session in list(_SESSIONS.by_loop.items()):
+        if loop.is_closed():
+            _forget_dead_loops()
+        elif not loop.is_running():
+            loop.run_until_complete(session.keeper.aclose())
+        elif loop is not _running_loop():
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_close(session), loop).result(_CLOSE_TIMEOUT_S)
+
+
+async def _close(session: LoopSession) -> None:
+    await session.keeper.aclose()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
+    loop = asyncio.get_running_loop()
+    connector = _connector(settings)
+    client = ClientSession(
+        connector=connector,
+        timeout=ClientTimeout(total=settings.http_total_timeout_s, sock_connect=settings.http_connect_timeout_s),
+        cookie_jar=DummyCookieJar(),
+        json_serialize=lambda value: orjson.dumps(value).decode(),
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        read_bufsize=_READ_BUFFER_BYTES,
+    )
+    client._retry_connection = False
+    session = LoopSession(client, connector, _closed_with_its_loop(loop, client))
+    # Its first step registers the generator with the loop; there is nothing to wait for in it.
+    with contextlib.suppress(StopIteration):
+        session.keeper.__anext__().send(None)
+    _forget_dead_loops()
+    with _SESSIONS.lock:
+        _SESSIONS.by_loop[loop] = session
+    _SESSIONS.settings_by_loop[loop] = settings
+    return session
+
+
+async def _closed_with_its_loop(loop: asyncio.AbstractEventLoop, client: ClientSession) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        with _SESSIONS.lock:
+            if loop in _SESSIONS.by_loop and _SESSIONS.by_loop[loop].client is client:
+                del _SESSIONS.by_loop[loop]
+        await client.close()
+
+
+def _forget_dead_loops() -> None:
+    """Drop sessions whose loop was closed without shutting its async generators down."""
+    with _SESSIONS.lock:
+        dead = [loop for loop in _SESSIONS.by_loop if loop.is_closed()]
+        sessions = [_SESSIONS.by_loop.pop(loop) for loop in dead]
+    for session in sessions:
+        # With its loop closed a session has nothing to wait for: one step closes it.
+        with contextlib.suppress(StopIteration):
+            session.client.close().__await__().send(None)
+
+
+def _connector(settings: GlobalAIOHTTPAsyncClientConfig) -> GymConnector:
+    workers = max(1, int(os.environ.get(NUM_WORKERS_ENV_VAR_NAME) or 1))
+    connector = GymConnector(
+        limit=_share(settings.global_aiohttp_connector_limit, workers),
+        limit_per_host=_share(settings.global_aiohttp_connector_limit_per_host, workers),
+        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+        socket_factory=_socket_factory(settings),
+    )
+    connector.ensure_capacity(_SESSIONS.min_connections)
+    return connector
+
+
+def _share(limit: int, workers: int) -> int:
+    """One worker's share of a limit; 0, which is no limit, stays 0."""
+    return max(1, limit // workers) if limit else 0
+
+
+def _socket_factory(settings: GlobalAIOHTTPAsyncClientConfig) -> Callable[[Any], socket.socket]:
+    """Makes sockets that notice a peer whose machine vanished, where the platform can."""
+    wanted = {
+        "TCP_KEEPIDLE": settings.global_aiohttp_tcp_keepalive_idle_seconds,
+        "TCP_KEEPINTVL": settings.global_aiohttp_tcp_keepalive_interval_seconds,
+        "TCP_KEEPCNT": settings.global_aiohttp_tcp_keepalive_probes,
+    }
+    options = [(getattr(socket, name), value) for name, value in wanted.items() if hasattr(socket, name)]
+
+    def make(address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options:
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+        return made
+
+    return make

@@ -1,0 +1,145 @@
+"""The answer of `/aggregate_metrics`: statistics of verify responses plus whatever a server's own hooks add."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from nemo_gym.keys import TASK_INDEX_KEY_NAME
+from nemo_gym.metrics.columns import REWARD, RolloutTable, is_index
+from nemo_gym.metrics.ordered import SortedRollouts
+from nemo_gym.metrics.profile import pooled_statistics, task_profiles
+from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+
+logger = logging.getLogger(__name__)
+
+Response = dict[str, Any]
+"""A verify response with its indices, as sent to `/aggregate_metrics`."""
+Metrics = dict[str, Any]
+ComputeMetrics = Callable[[list[list[Response]]], Metrics]
+GetKeyMetrics = Callable[[Metrics], Metrics]
+
+_PER_TASK_METRICS = "per_task_metrics"
+
+
+class AggregateMetricsMixin:
+    """The hooks a resources server or an agent overrides to report metrics of its own."""
+
+    def compute_metrics(self, tasks: list[list[Response]]) -> Metrics:
+        """Metrics to add to `agent_metrics`.
+
+        `tasks[i]` holds the verify responses of the i-th task in ascending task index, in the order they were sent.
+        An entry `per_task_metrics` (dicts with `_ng_task_index`) is spread over the group metrics instead.
+        """
+        return {}
+
+    def get_key_metrics(self, agent_metrics: Metrics) -> Metrics:
+        """The headline subset of `agent_metrics`: by default the means."""
+        return means_of(agent_metrics)
+
+    async def aggregate_metrics(self, body: AggregateMetricsRequest) -> AggregateMetrics:
+        """Answer `POST /aggregate_metrics`. The work is done in a thread, so that the server keeps answering."""
+        return await asyncio.to_thread(
+            compute_aggregate_metrics, body.verify_responses, self.compute_metrics, self.get_key_metrics
+        )
+
+
+def compute_aggregate_metrics(
+    verify_responses: Sequence[Response],
+    compute_metrics_fn: ComputeMetrics | None = None,
+    get_key_metrics_fn: GetKeyMetrics | None = None,
+) -> AggregateMetrics:
+    """Statistics per task and over all `verify_responses`, with the hooks' metrics merged in.
+
+    A bad record never fails the call. It is left out of the numbers it cannot take part in, and `agent_metrics` then
+    ends with `bad_records` (how many) and `bad_records_by_reason` (why, and which). Of several records with one
+    rollout key the first counts. A hook sees every record that is an object with a rollout key; if it raises and some
+    of these have a reward that is no number, it is asked again without them.
+    """
+    table = RolloutTable()
+    usable = [response for response in verify_responses if table.add(response)]
+    return aggregate_table(table, usable, compute_metrics_fn, get_key_metrics_fn)
+
+
+def aggregate_table(
+    table: RolloutTable,
+    records: Sequence[Response] = (),
+    compute_metrics_fn: ComputeMetrics | None = None,
+    get_key_metrics_fn: GetKeyMetrics | None = None,
+) -> AggregateMetrics:
+    """As `compute_aggregate_metrics`, for records already read into `table`.
+
+    `records` are those the table accepted, in that order; they are needed only for `compute_metrics_fn`.
+    """
+    rollouts = SortedRollouts(table)
+    if not len(rollouts):
+        return AggregateMetrics(agent_metrics=rollouts.bad.summary())
+    groups = list(task_profiles(rollouts))
+    agent_metrics: Metrics = pooled_statistics(rollouts)
+    if compute_metrics_fn is not None:
+        custom = dict(_ask(compute_metrics_fn, rollouts, records) or {})
+        _spread(custom.pop(_PER_TASK_METRICS, None) or (), rollouts, groups)
+        agent_metrics |= custom
+    agent_metrics |= rollouts.bad.summary()
+    key_metrics = _headline(get_key_metrics_fn or means_of, agent_metrics, rollouts)
+    # Built here from checked parts: validating a hundred thousand groups again would cost more than computing them.
+    return AggregateMetrics.model_construct(
+        group_level_metrics=groups, agent_metrics=agent_metrics, key_metrics=key_metrics
+    )
+
+
+def means_of(agent_metrics: Mapping[str, Any]) -> Metrics:
+    """The entries whose key starts with `mean/`."""
+    return {key: value for key, value in agent_metrics.items() if key.startswith("mean/")}
+
+
+def _ask(hook: ComputeMetrics, rollouts: SortedRollouts, records: Sequence[Response]) -> Metrics:
+    tasks = _grouped(rollouts, records)
+    try:
+        return hook(tasks)
+    except Exception as error:
+        scored = [[record for record in task if _may_have_score(record)] for task in tasks]
+        if all(map(_same_length, scored, tasks)):
+            raise
+        logger.warning(
+            "compute_metrics failed (%r); asking again without the records whose reward is not a number", error
+        )
+        return hook([task for task in scored if task])
+
+
+def _same_length(some: Sequence[Response], others: Sequence[Response]) -> bool:
+    return len(some) == len(others)
+
+
+def _headline(hook: GetKeyMetrics, agent_metrics: Metrics, rollouts: SortedRollouts) -> Metrics:
+    try:
+        return hook(agent_metrics)
+    except Exception as error:
+        if not rollouts.bad.count:
+            raise
+        logger.warning("get_key_metrics failed on records of which some are bad (%r); reporting the means", error)
+        return means_of(agent_metrics)
+
+
+def _may_have_score(record: Response) -> bool:
+    return REWARD not in record or isinstance(record[REWARD], (int, float))
+
+
+def _grouped(rollouts: SortedRollouts, records: Sequence[Response]) -> list[list[Response]]:
+    """The records of each task, ascending, in the order they came."""
+    in_order = np.lexsort((rollouts.rows, rollouts.tasks))
+    ordered = [records[row] for row in rollouts.rows[in_order].tolist()]
+    starts = [*rollouts.starts.tolist(), len(rollouts)]
+    return [ordered[start:end] for start, end in pairwise(starts)]
+
+
+def _spread(per_task: Iterable[Any], rollouts: SortedRollouts, groups: list[dict[str, Any]]) -> None:
+    """Copy each entry of `per_task_metrics` into the group of its task; entries for no known task are ignored."""
+    group_of = dict(zip(rollouts.task_ids.tolist(), groups, strict=True))
+    for entry in per_task:
+        task = entry.get(TASK_INDEX_KEY_NAME) if isinstance(entry, Mapping) else None
+        if is_index(task) and task in group_of:
+            group_of[task].update(entry)

@@ -1,0 +1,234 @@
+"""Arguments of the rollout commands.
+
+The whole merged configuration is passed in (a dict or an OmegaConf mapping); keys of others are ignored.
+This module is imported for every help page, so it stays light.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Field, field_validator, model_validator
+
+from nemo_gym.rollouts.paths import RolloutPaths
+from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ENTRY = "_default"
+"""The key of a per-agent mapping that stands for every agent not listed."""
+DEFAULT_CONCURRENCY = 256
+DEFAULT_ROLLOUT_TIMEOUT_S = 6 * 3600.0
+DEFAULT_MAX_ROLLOUT_ATTEMPTS = 3
+MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
+_FORMER_UPLOAD_KEY = "upload_rollouts_to_wandb"
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """How many rollouts may be in flight; None means any number."""
+
+    total: int | None
+    """Over all agents together."""
+    per_agent: Mapping[str, int | None] = field(default_factory=dict)
+    """For the agents that have a cap of their own."""
+    each_other: int | None = None
+    """For each agent that is not in `per_agent`."""
+
+    def cap_of(self, agent: str) -> int | None:
+        """The cap of one agent, beside the total."""
+        return self.per_agent.get(agent, self.each_other)
+
+
+class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
+    """Arguments of every command that collects rollouts."""
+
+    output_jsonl_fpath: str = Field(min_length=1)
+    """Where finished rollouts go, one JSON object per line; the names of all other files derive from it."""
+    num_samples_in_parallel: Annotated[int, Field(ge=0)] | dict[str, Annotated[int, Field(ge=0)]] | None = None
+    """How many rollouts may be in flight: a number (0: any), or one per agent name, where `_default` stands for
+    each agent not listed. 256 when unset."""
+    responses_create_params: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the `responses_create_params` of every row, key by key."""
+    upload_rollouts: bool = Field(True, validation_alias=AliasChoices("upload_rollouts", _FORMER_UPLOAD_KEY))
+    """Upload the rollouts to the experiment tracker, if one is configured."""
+    disable_aggregation: bool = False
+    """Compute no metrics at the end: for shards that ng_aggregate_rollouts combines later."""
+    rollout_timeout_s: float | None = Field(DEFAULT_ROLLOUT_TIMEOUT_S, gt=0)
+    """Give up on a rollout that takes longer than this many seconds; null waits for ever."""
+    run_timeout_s: float | None = Field(None, gt=0)
+    """End the run after this many seconds, keeping what is finished and leaving the rest to be resumed."""
+    max_attempts: int | None = Field(None, ge=1)
+    """How often a rollout is tried before it is given up, over this run and those it resumes. When unset, what the
+    environment variable NEMO_GYM_MAX_ROLLOUT_ATTEMPTS says, otherwise 3."""
+    fail_fast: bool = False
+    """Stop at the first rollout that fails for good."""
+    max_failure_fraction: float | None = Field(None, ge=0, le=1)
+    """Stop when more than this fraction of the finished rollouts failed (judged from 20 on)."""
+    json_format: bool = Field(False, validation_alias=AliasChoices("json", "json_format"))
+    """Print one line of JSON on stdout that sums up the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_any_mapping(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        plain = data if isinstance(data, dict) else _plain(data, cls._keys())
+        if _FORMER_UPLOAD_KEY in plain:
+            warnings.warn(f"{_FORMER_UPLOAD_KEY} is now called upload_rollouts", DeprecationWarning, stacklevel=3)
+        return plain
+
+    @classmethod
+    def _keys(cls) -> set[str]:
+        """Every spelling of every field."""
+        keys = set(cls.model_fields)
+        for declared in cls.model_fields.values():
+            if isinstance(declared.validation_alias, AliasChoices):
+                keys.update(choice for choice in declared.validation_alias.choices if isinstance(choice, str))
+        return keys
+
+    @property
+    def upload_rollouts_to_wandb(self) -> bool:
+        """The former name of `upload_rollouts`."""
+        return self.upload_rollouts
+
+    @property
+    def paths(self) -> RolloutPaths:
+        """Every file of the run."""
+        return RolloutPaths(Path(self.output_jsonl_fpath))
+
+    @property
+    def concurrency(self) -> Concurrency:
+        """What `num_samples_in_parallel` comes down to."""
+        caps = self.num_samples_in_parallel
+        if not isinstance(caps, dict):
+            return Concurrency(total=(DEFAULT_CONCURRENCY if caps is None else caps) or None)
+        listed = {agent: cap or None for agent, cap in caps.items() if agent != DEFAULT_ENTRY}
+        return Concurrency(
+            total=None, per_agent=listed, each_other=caps.get(DEFAULT_ENTRY, DEFAULT_CONCURRENCY) or None
+        )
+
+    @property
+    def attempt_cap(self) -> int:
+        """`max_attempts`, or what applies when it is unset."""
+        return max_attempts_from_environment() if self.max_attempts is None else self.max_attempts
+
+
+class E2ERolloutCollectionConfig(SharedRolloutCollectionConfig):
+    """Arguments of `ng_e2e_collect_rollouts`."""
+
+    split: Literal["train", "validation", "benchmark"]
+    """Which data set of the configured environments to roll out."""
+    reuse_existing_data_preparation: bool = False
+    """Use the prepared data of an earlier run if there is any."""
+
+
+class RolloutCollectionConfig(SharedRolloutCollectionConfig):
+    """Arguments of `ng_collect_rollouts`."""
+
+    input_jsonl_fpath: str = Field(min_length=1)
+    """Rows to roll out, one JSON object per line. To prepare a data set, start the servers and collect in one go,
+    use ng_e2e_collect_rollouts instead."""
+    agent_name: str | None = None
+    """The agent for rows that name none in `agent_ref`."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first so many rows; all of them when unset."""
+    num_repeats: int | dict[str, int] = 1
+    """Rollouts per row: a number, or one per agent name, where `_default` stands for every agent not listed."""
+    num_repeats_add_seed: bool = False
+    """Give each repeat of a row a seed of its own (0, 1, …), in `metadata.extra_body` as vLLM model servers read it."""
+    resume_from_cache: bool = False
+    """Go on with an earlier run of the same output file: collect only what is missing."""
+    retry_exhausted: bool = False
+    """When resuming, also try rollouts again that were given up."""
+    allow_changed_config: bool = False
+    """Resume although rows or settings changed; what is missing is collected with the new ones."""
+    prompt_config: str | None = None
+    """A YAML file with the prompt template (`user`, optionally `system`) that turns row fields into messages."""
+
+    @field_validator("num_repeats", mode="before")
+    @classmethod
+    def _unset_means_once(cls, value: Any) -> Any:
+        return 1 if value is None else value
+
+    @field_validator("num_repeats")
+    @classmethod
+    def _at_least_once(cls, value: int | dict[str, int]) -> int | dict[str, int]:
+        if isinstance(value, dict):
+            offending = {agent: repeats for agent, repeats in value.items() if repeats < 1}
+            if offending:
+                raise ValueError(f"num_repeats dict values must be >= 1, got {offending}")
+        elif value < 1:
+            raise ValueError(f"num_repeats must be >= 1, got {value}")
+        return value
+
+    @property
+    def materialized_jsonl_fpath(self) -> Path:
+        """Where the rows are written as they are sent."""
+        return self.paths.materialized_inputs
+
+
+class RolloutAggregationConfig(BaseNeMoGymCLIConfig):
+    """Arguments of `ng_aggregate_rollouts`."""
+
+    input_glob: str = Field(min_length=1)
+    """The rollout files to combine: a path or glob, or several separated by commas."""
+    output_jsonl_fpath: str = Field(min_length=1)
+    """Where the combined rollouts go; the name of the metrics file derives from it."""
+    merge_shards: bool = True
+    """Write the combined rollouts too, not only their metrics."""
+
+
+def repeats_of(num_repeats: int | Mapping[str, int], agent: str) -> int | None:
+    """How often a row of `agent` is rolled out; None when a mapping says nothing about that agent."""
+    if isinstance(num_repeats, int):
+        return num_repeats
+    return num_repeats.get(agent, num_repeats.get(DEFAULT_ENTRY))
+
+
+def max_attempts_from_environment() -> int:
+    """The attempt cap of the environment; the default, with a warning, when it is no positive number."""
+    text = os.environ.get(MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME, "").strip()
+    if not text:
+        return DEFAULT_MAX_ROLLOUT_ATTEMPTS
+    try:
+        cap = int(text)
+    except ValueError:
+        cap = 0
+    if cap >= 1:
+        return cap
+    logger.warning(
+        "%s=%r is not a positive number; using %d",
+        MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME,
+        text,
+        DEFAULT_MAX_ROLLOUT_ATTEMPTS,
+    )
+    return DEFAULT_MAX_ROLLOUT_ATTEMPTS
+
+
+def _plain(config: Mapping[str, Any], keys: set[str]) -> dict[str, Any]:
+    """The values under `keys` as plain data.
+
+    A block that refers to itself (`top_p: ${temperature}`) cannot be resolved from here and stays as it is.
+    """
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import InterpolationResolutionError
+
+    if not isinstance(config, DictConfig):
+        return dict(config)
+    values: dict[str, Any] = {}
+    for key in keys & {str(key) for key in config}:
+        if OmegaConf.is_missing(config, key):
+            continue
+        value = config[key]
+        if OmegaConf.is_config(value):
+            try:
+                value = OmegaConf.to_container(value, resolve=True)
+            except InterpolationResolutionError:
+                value = OmegaConf.to_container(value, resolve=False)
+        values[key] = value
+    return values

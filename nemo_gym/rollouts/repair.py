@@ -1,0 +1,77 @@
+"""Reading files that a killed process may have left in the middle of a line.
+
+A line that is not a whole record is taken out of its file and kept beside it in a `.corrupt` file; the
+rollout it belonged to runs again. Only call this while holding the run's lock.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.jsonl import Line, ends_torn, iter_lines, parse, write_aside
+from nemo_gym.rollouts.record import Row
+
+logger = logging.getLogger(__name__)
+
+
+def sound_records(path: Path, corrupt: Path, is_sound: Callable[[Any], bool]) -> Iterator[tuple[bytes, Row]]:
+    """Every sound record of `path` with its line, in file order; none when there is no such file.
+
+    When all have been read, the unsound lines are moved to `corrupt` and a missing last newline is added.
+
+    Raises:
+        ConfigError: so many lines are unsound that it must be another kind of file; it is left as it is.
+    """
+    if not path.exists():
+        return
+    unsound: list[Line] = []
+    sound = 0
+    for line in iter_lines(path):
+        record = _parsed(line.content)
+        if record is not None and is_sound(record):
+            sound += 1
+            yield line.content, record
+        else:
+            unsound.append(line._replace(content=b""))
+    if len(unsound) > max(1, sound):
+        raise ConfigError(
+            f"{path}: {len(unsound)} of {len(unsound) + sound} lines, the first of them line {unsound[0].number}, are "
+            "not what this file should hold; name another output, or move the file away"
+        )
+    if unsound:
+        _take_out(unsound, path, corrupt)
+    if ends_torn(path):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return parse(content)
+    except ValueError:
+        return None
+
+
+def _take_out(unsound: list[Line], path: Path, corrupt: Path) -> None:
+    with path.open("rb") as file, corrupt.open("ab") as kept:
+        for line in unsound:
+            file.seek(line.start)
+            kept.write(file.read(line.end - line.start).rstrip(b"\n") + b"\n")
+        kept.flush()
+        os.fsync(kept.fileno())
+    if len(unsound) == 1 and unsound[0].end == path.stat().st_size:
+        os.truncate(path, unsound[0].start)
+    else:
+        _rewrite_without({line.start for line in unsound}, path)
+    numbers = [line.number for line in unsound]
+    logger.warning("%s: lines %s were damaged and are now in %s", path, numbers, corrupt)
+
+
+def _rewrite_without(starts: set[int], path: Path) -> None:
+    with write_aside(path) as file:
+        for line in iter_lines(path):
+            if line.start not in starts:
+                file.write(line.content + b"\n")

@@ -1,0 +1,69 @@
+"""When sessions end: after the episode's `/verify`, when somebody says so, or when nobody comes back.
+
+Only servers that keep something per session, and therefore override `end_session`, are watched.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nemo_gym.servers.sessions import SESSION_ID_KEY
+
+logger = logging.getLogger(__name__)
+
+END_SESSION_HEADER = "x-nemo-gym-end-session"
+"""An agent sends it with `/verify` to say that the episode is over."""
+
+_END_SESSION_HEADER_BYTES = END_SESSION_HEADER.encode()
+_SWEEP_EVERY_S = 30.0
+
+
+class SessionLifetimeMiddleware:
+    """Calls `end_session` once for every session that is over. Belongs inside the session layer."""
+
+    def __init__(self, app: ASGIApp, end_session: Callable[[str], Awaitable[None]], ttl_s: float | None) -> None:
+        self.app = app
+        self._end_session = end_session
+        self._ttl_s = ttl_s
+        self._last_seen: dict[str, float] = {}
+        self._next_sweep = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        session_id = scope["session"][SESSION_ID_KEY]
+        self._last_seen.pop(session_id, None)
+        self._last_seen[session_id] = time.monotonic()  # the longest unseen stay in front
+        await self._end_idle_sessions()
+        await self.app(scope, receive, send)
+        if scope["path"] == "/end_session" or (scope["path"] == "/verify" and _says_it_is_over(scope)):
+            await self._end(session_id)
+
+    async def _end_idle_sessions(self) -> None:
+        now = time.monotonic()
+        if self._ttl_s is None or now < self._next_sweep:
+            return
+        self._next_sweep = now + min(_SWEEP_EVERY_S, self._ttl_s / 2)
+        idle = []
+        for session_id, seen in self._last_seen.items():
+            if now - seen <= self._ttl_s:
+                break
+            idle.append(session_id)
+        for session_id in idle:
+            await self._end(session_id)
+
+    async def _end(self, session_id: str) -> None:
+        if self._last_seen.pop(session_id, None) is None:
+            return
+        try:
+            await self._end_session(session_id)
+        except Exception:  # the answer has been sent; what failed is the tidying up
+            logger.exception("end_session failed for session %s", session_id)
+
+
+def _says_it_is_over(scope: Scope) -> bool:
+    return any(name == _END_SESSION_HEADER_BYTES for name, _ in scope["headers"])

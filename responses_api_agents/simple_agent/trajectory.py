@@ -1,0 +1,94 @@
+"""One rollout's conversation as it grows, and what makes it end."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemo_gym.openai_utils import (
+    NeMoGymEasyInputMessage,
+    NeMoGymFunctionCallOutput,
+    NeMoGymIncompleteDetails,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+    NeMoGymResponseFunctionToolCall,
+    NeMoGymResponseInput,
+    NeMoGymResponseOutputItem,
+    NeMoGymResponseOutputMessage,
+    NeMoGymResponseUsage,
+    accumulate_response_usage,
+)
+from responses_api_agents.simple_agent.cookies import Cookies
+
+NO_ACTIONABLE_OUTPUT = "no_actionable_output"
+"""`incomplete_details.reason` of a trajectory that was ended because the model neither spoke nor called a tool."""
+
+
+@dataclass
+class Trajectory:
+    """What was asked, everything that followed, and the sessions it happened in."""
+
+    params: NeMoGymResponseCreateParamsNonStreaming
+    resources_cookies: Cookies
+    model_cookies: Cookies | None = None
+    output: list[NeMoGymResponseOutputItem] = field(default_factory=list)
+    usage: NeMoGymResponseUsage | None = None
+    steps: int = 0
+    idle_turns: int = 0
+    """Turns in a row that neither spoke nor called a tool."""
+    stalled: bool = False
+    _last: NeMoGymResponse | None = None
+
+    def __post_init__(self) -> None:
+        asked = self.params.input
+        self._asked: NeMoGymResponseInput = (
+            [NeMoGymEasyInputMessage(role="user", content=asked)] if isinstance(asked, str) else asked
+        )
+
+    def next_request(self) -> NeMoGymResponseCreateParamsNonStreaming:
+        """The parameters as given, asking to continue from everything so far."""
+        return self.params.model_copy(update={"input": [*self._asked, *self.output]})
+
+    def add_turn(self, answer: NeMoGymResponse) -> list[NeMoGymResponseFunctionToolCall]:
+        """Append a model's answer and return the tool calls in it."""
+        self._last = answer
+        self.steps += 1
+        self.output += answer.output
+        self.usage = accumulate_response_usage(self.usage, answer.usage)
+        calls = [item for item in answer.output if isinstance(item, NeMoGymResponseFunctionToolCall)]
+        self.idle_turns = 0 if calls or _speaks(answer) else self.idle_turns + 1
+        return calls
+
+    def add_tool_output(self, call: NeMoGymResponseFunctionToolCall, text: str) -> None:
+        """Append what a tool answered."""
+        self.output.append(NeMoGymFunctionCallOutput(call_id=call.call_id, output=text))
+
+    def ends_with_turn(self, calls: list[NeMoGymResponseFunctionToolCall], max_idle_turns: int) -> bool:
+        """Whether the turn just added is the last one, its tool calls left alone."""
+        assert self._last is not None
+        if self._last.incomplete_details is not None:
+            return True
+        if calls:
+            return False
+        self.stalled = self.idle_turns >= max_idle_turns
+        return self.stalled or self.idle_turns == 0
+
+    def response(self) -> NeMoGymResponse:
+        """The whole trajectory, in the shape of the model's last answer."""
+        assert self._last is not None
+        changes: dict[str, Any] = {"output": self.output, "usage": self.usage}
+        if self.stalled:
+            changes |= {"status": "incomplete", "incomplete_details": self._why_stalled()}
+        return self._last.model_copy(update=changes)
+
+    def _why_stalled(self) -> NeMoGymIncompleteDetails:
+        message = (
+            f"{self.idle_turns} model turns in a row had neither a message nor a tool call, the last one was "
+            f"number {self.steps}. If the model only thinks, raise max_output_tokens or the agent's max_idle_turns"
+        )
+        return NeMoGymIncompleteDetails.model_validate({"reason": NO_ACTIONABLE_OUTPUT, "message": message})
+
+
+def _speaks(answer: NeMoGymResponse) -> bool:
+    return any(
+        isinstance(item, NeMoGymResponseOutputMessage | NeMoGymEasyInputMessage) and item.role == "assistant"
+        for item in answer.output
+    )

@@ -1,0 +1,97 @@
+"""Refusals of a model endpoint in words that say which setting to change.
+
+The words travel inside the error texts of every server on the way and end up in a log or a
+failure record, so they avoid whatever such nesting would escape: quotes, backslashes, non-ASCII.
+"""
+
+import re
+from typing import NamedTuple
+
+from nemo_gym.http.errors import ServerCallError, ServerResponseError, ServerUnreachableError
+
+_EXCERPT_LENGTH = 300
+_UNKNOWN_MODEL = re.compile(
+    r"model_not_found|invalid_model|(?:unknown|invalid|unsupported|no such) model"
+    r"|model\b.{0,200}?\b(?:not found|does not exist|is unknown|not available)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Settings(NamedTuple):
+    """What a user can change about an endpoint, and what it is set to."""
+
+    server_name: str
+    base_url: str
+    model: str
+
+    @property
+    def base_url_key(self) -> str:
+        """How to name the address."""
+        return self._key("policy_base_url", "openai_base_url")
+
+    @property
+    def api_key_key(self) -> str:
+        """How to name the key."""
+        return self._key("policy_api_key", "openai_api_key")
+
+    @property
+    def model_key(self) -> str:
+        """How to name the model."""
+        return self._key("policy_model_name", "openai_model")
+
+    def _key(self, well_known: str, own: str) -> str:
+        return f"{well_known} ({own} of {self.server_name})"
+
+
+class ModelEndpointError(ServerResponseError):
+    """The endpoint refused a request for a reason that lies in the settings; `response_content` says which."""
+
+
+def explained_response_error(error: ServerResponseError, settings: Settings) -> ServerResponseError:
+    """`error` with a body that names the setting to fix, where the cause is one; else as it is."""
+    diagnosis = _diagnosis(error, settings)
+    if diagnosis is None:
+        return error
+    words = error.excerpt(_EXCERPT_LENGTH).encode("ascii", "replace").decode().replace('"', "").replace("\\", "")
+    message = f"{diagnosis} The endpoint said: {words.replace(chr(39), '') or 'nothing'}"
+    return ModelEndpointError(
+        error.url,
+        error.status,
+        message.encode(),
+        method=error.method,
+        headers=() if error.headers is None else error.headers.items(),
+        attempts=error.attempts,
+        elapsed_s=error.elapsed_s,
+    )
+
+
+def explained_call_error(error: ServerCallError, settings: Settings) -> ServerCallError:
+    """`error` with the setting that holds the address."""
+    if not isinstance(error, ServerUnreachableError):
+        return error
+    return ServerUnreachableError(
+        f"{error.message}. This is the model endpoint of {settings.server_name}: start it, "
+        f"or correct {settings.base_url_key}, now {settings.base_url}",
+        url=error.url,
+        method=error.method,
+        server_name=error.server_name,
+        attempts=error.attempts,
+        elapsed_s=error.elapsed_s,
+    )
+
+
+def _diagnosis(error: ServerResponseError, settings: Settings) -> str | None:
+    where = f"The model endpoint {error.url}"
+    if error.status in (401, 403):
+        return f"{where} refused the API key (status {error.status}): correct {settings.api_key_key}."
+    body = error.response_content.decode(errors="replace")
+    if error.status in (400, 404, 422) and _UNKNOWN_MODEL.search(body):
+        return (
+            f"{where} does not offer the model {settings.model} (status {error.status}): correct {settings.model_key}."
+        )
+    if error.status == 404:
+        return (
+            f"{where} does not exist (status 404): correct {settings.base_url_key}, which usually ends in /v1. "
+            "An endpoint may also lack the Responses API: such a one needs another model server than openai_model."
+        )
+    return None

@@ -1,0 +1,57 @@
+import pytest
+
+from nemo_gym.cli.arguments import check_arguments, wants_help
+from nemo_gym.errors import OverrideSyntaxError
+
+KNOWN = {"limit", "num_repeats", "agent_name", "verbose"}
+
+
+@pytest.mark.parametrize(
+    "argument", ["-h", "--help", "+help=true", "+h=true", "++help=True", "++h=1", "help=yes", "h=true"]
+)
+def test_help_is_asked_for_in_many_spellings(argument: str) -> None:
+    assert wants_help(["+limit=5", argument])
+
+
+@pytest.mark.parametrize("argument", ["+help=false", "+helpful=true", "--helpless", "+note=--help", "help"])
+def test_other_arguments_do_not_ask_for_help(argument: str) -> None:
+    assert not wants_help([argument])
+
+
+@pytest.mark.parametrize("argument", ["+limit=5", "++limit=5", "limit=5", "~limit", "~a.b", "+a.b=-1", "x=", "é=1"])
+def test_options_pass(argument: str) -> None:
+    check_arguments([argument], KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["--limit", "5"], "--limit 5: write +limit=5"),
+        (["--limit=5"], "--limit=5: write +limit=5"),
+        (["--limit", "-5"], "--limit -5: write +limit=-5"),
+        (["--num-repeat", "4"], "--num-repeat 4: write +num_repeats=4"),
+        (["--agent", "a b"], "--agent a b: write '+agent_name=a b'"),
+        (["-v"], "-v: write +verbose=<value>"),
+        (["--config", "a.yaml"], '--config a.yaml: write "+config_paths=[a.yaml]"'),
+        (["a.yaml"], 'a.yaml: a config file is given as "+config_paths=[a.yaml]"'),
+        (["+limit"], "+limit: write +limit=<value>"),
+        (["limt"], "limt: write +limit=<value>"),
+        (["help"], "help: write --help"),
+        (["--model-api-key", "sk-1"], "--model-api-key ****: write +policy_api_key=<value>"),
+        (["--hf-token=sk-1"], "--hf-token=****: no such option"),
+        (["--zzz", "1"], "--zzz 1: no such option"),
+        ([""], "'': no such option"),
+    ],
+)
+def test_what_is_no_option_is_refused_with_what_was_probably_meant(arguments: list[str], remedy: str) -> None:
+    with pytest.raises(OverrideSyntaxError, match="cannot read this argument") as refusal:
+        check_arguments(arguments, KNOWN)
+    assert remedy in str(refusal.value).splitlines()[1]
+    assert "+name=value" in str(refusal.value)
+
+
+def test_all_arguments_that_are_no_options_are_named_at_once_and_real_options_are_not() -> None:
+    with pytest.raises(OverrideSyntaxError, match="cannot read 3 arguments") as refusal:
+        check_arguments(["--limit", "+num_repeats=2", "--agent", "limit=3", "x.yaml"], KNOWN)
+    lines = str(refusal.value).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:-1]] == ["--limit", "--agent", "x.yaml"]

@@ -1,0 +1,87 @@
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import AliasChoices, Field
+
+from nemo_gym.cli.options import Option, meanings_of, options_of, show_value
+from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Parent(BaseNeMoGymCLIConfig):
+    output: str
+    """Where it goes,
+    and with what name."""
+
+
+class Sample(Parent):
+    limit: int | None = Field(None, ge=1)
+    repeats: int | dict[str, int] = 1
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    colour: Colour = Colour.RED
+    mode: Literal["fast", "slow"] | None = None
+    names: list[str] = Field(default_factory=list)
+    params: dict[str, Any] = Field(default_factory=lambda: {"a": True}, description="Said in the field.")
+    """Said below it."""
+    place: Path | None = None
+    as_json: bool = Field(False, alias="json")
+    upload: bool = Field(True, validation_alias=AliasChoices("upload_rollouts", "upload_rollouts_to_wandb"))
+
+
+OPTIONS: dict[str, Option] = {option.name: option for option in options_of(Sample)}
+
+
+@pytest.mark.parametrize(
+    ("name", "expects", "default"),
+    [
+        ("output", "text", None),
+        ("limit", "int, at least 1", "null"),
+        ("repeats", "int or {text: int}", "1"),
+        ("share", "number, more than 0, less than 1", "0.5"),
+        ("colour", "red|blue", "red"),
+        ("mode", "fast|slow", "null"),
+        ("names", "[text,...]", "[]"),
+        ("params", "{text: value}", "computed"),
+        ("place", "path", "null"),
+        ("json", "true|false", "false"),
+        ("upload_rollouts", "true|false", "true"),
+    ],
+)
+def test_an_option_says_what_it_expects_and_what_it_is_by_default(name: str, expects: str, default: str | None) -> None:
+    assert (OPTIONS[name].expects, OPTIONS[name].default) == (expects, default)
+
+
+def test_every_accepted_spelling_is_known_and_a_field_behind_an_alias_is_not_one() -> None:
+    assert OPTIONS["upload_rollouts"].names == ("upload_rollouts", "upload_rollouts_to_wandb")
+    assert OPTIONS["json"].names == ("json",)
+
+
+def test_text_is_what_can_be_nothing_else() -> None:
+    assert {name for name, option in OPTIONS.items() if option.is_text} == {"output", "colour", "mode", "place"}
+
+
+def test_meanings_come_from_docstrings_of_the_class_and_its_parents_and_from_descriptions() -> None:
+    meanings = meanings_of(Sample)
+    assert meanings["output"] == "Where it goes, and with what name."
+    assert meanings["params"] == "Said in the field."
+    assert "limit" not in meanings
+
+
+def test_a_class_without_source_has_options_without_meanings() -> None:
+    made = type("Made", (BaseNeMoGymCLIConfig,), {"__annotations__": {"limit": int}})
+    assert [option.name for option in options_of(made)] == ["limit"]
+    assert meanings_of(made) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "typed"),
+    [(True, "true"), (None, "null"), ("", '""'), ([1, "a"], "[1,a]"), ({"a": {"b": False}}, "{a: {b: false}}")],
+)
+def test_values_are_shown_as_they_are_typed(value: object, typed: str) -> None:
+    assert show_value(value) == typed

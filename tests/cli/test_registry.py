@@ -1,0 +1,77 @@
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from nemo_gym.cli import registry
+from nemo_gym.cli.registry import COMMANDS, GROUPS, HELP, CommandInfo, config_class_of, find_command
+from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, CompletionConfig, VersionConfig
+
+
+def test_every_command_is_installed_twice_and_every_script_is_a_command_of_the_table() -> None:
+    installed = {
+        entry.name: entry.value for entry in entry_points(group="console_scripts") if entry.name.startswith("n")
+    }
+    for info in COMMANDS:
+        for prefix in registry.PREFIXES:
+            assert installed.get(f"{prefix}{info.name}") == f"{info.module}:main"
+    assert {registry.bare_name(script) for script in registry.installed_scripts()} == {info.name for info in COMMANDS}
+
+
+@pytest.mark.parametrize("info", COMMANDS, ids=lambda info: info.name)
+def test_a_line_of_the_table_is_complete(info: CommandInfo) -> None:
+    config_class = config_class_of(info)
+    assert config_class is not None
+    assert issubclass(config_class, BaseModel)
+    assert info.group in GROUPS
+    assert info.summary
+    assert "\n" not in info.summary
+
+
+def test_the_options_of_all_commands_are_known_without_loading_anything_heavy() -> None:
+    probe = (
+        "import sys\nfrom nemo_gym.cli.registry import all_options\nassert list(all_options())\n"
+        "heavy = {'omegaconf', 'hydra', 'yaml', 'numpy', 'aiohttp', 'fastapi', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+
+
+def test_both_spellings_find_a_command() -> None:
+    assert find_command("ng_version") is find_command("nemo_gym_version") is not None
+    assert find_command("ng_nonsense") is None
+
+
+def test_a_command_whose_module_does_not_exist_yet_counts_for_nothing() -> None:
+    assert config_class_of(CommandInfo("later", HELP, "", "nemo_gym.not_yet.config:LaterConfig")) is None
+
+
+def test_a_module_that_exists_but_cannot_be_imported_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ng_broken_options.py").write_text("import ng_missing_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="ng_missing_dependency"):
+        config_class_of(CommandInfo("broken", HELP, "", "ng_broken_options:Config"))
+
+
+def test_options_of_every_command_and_of_the_own_one_are_known() -> None:
+    class Own(BaseNeMoGymCLIConfig):
+        mine: int = 0
+
+    assert {"mine", "json", "shell", "h", "help"} <= registry.known_options(Own)
+
+
+def test_text_options_are_those_of_all_commands_unless_the_own_one_disagrees() -> None:
+    class Own(BaseNeMoGymCLIConfig):
+        shell: int = 0
+        json_text: str = ""
+
+    assert {"shell", "policy_base_url"} <= registry.text_options(VersionConfig)
+    assert "json" not in registry.text_options(CompletionConfig)
+    own = registry.text_options(Own)
+    assert "json_text" in own
+    assert "shell" not in own

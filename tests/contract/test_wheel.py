@@ -1,0 +1,98 @@
+"""The built wheel, installed into an empty environment and used in an empty folder."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.paths import PARENT_DIR
+
+CONFIGS = (
+    "+config_paths=[resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml,"
+    "responses_api_models/scripted_model/configs/scripted_model.yaml]"
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("wheel")
+    # No build isolation: hatchling is one of the development tools, so nothing is fetched.
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)],
+        cwd=PARENT_DIR,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the commands of an environment that has the wheel, and the dependencies of this one."""
+    root = tmp_path_factory.mktemp("environment")
+    venv.create(root, with_pip=False, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(root), "platbase": str(root)}))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = root / "bin" / "python"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    return root / "bin"
+
+
+def run(command: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_GYM", "PYTHON"))}
+    return subprocess.run([command, *arguments], cwd=cwd, env=clean, capture_output=True, text=True, timeout=120)
+
+
+def test_configs_and_data_of_the_components_are_in_the_wheel(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml" in names
+    assert "resources_servers/example_single_tool_call/data/example.jsonl" in names
+    assert "nemo_gym/py.typed" in names
+    for namespace in ("resources_servers", "responses_api_agents", "responses_api_models", "benchmarks"):
+        assert f"{namespace}/__init__.py" not in names
+
+
+def test_the_wheel_works_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    version = run(installed / "ng_version", "+json=true", cwd=tmp_path)
+    assert version.returncode == 0, version.stderr
+    assert Path(json.loads(version.stdout)["installation_path"]).is_relative_to(installed.parent)
+
+    listed = run(installed / "ng_help", cwd=tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    assert "ng_validate" in listed.stdout
+
+    valid = run(installed / "ng_validate", CONFIGS, cwd=tmp_path)
+    assert valid.returncode == 0, valid.stderr
+    assert "Config is valid." in valid.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_spellings_of_every_command_are_installed(installed: Path) -> None:
+    commands = {path.name for path in installed.glob("ng_*")}
+
+    assert commands
+    assert {path.name.removeprefix("nemo_gym_") for path in installed.glob("nemo_gym_*")} == {
+        name.removeprefix("ng_") for name in commands
+    }
+
+
+def test_a_mistake_is_one_message_without_a_traceback(installed: Path, tmp_path: Path) -> None:
+    missing = run(installed / "ng_validate", "+config_paths=[nowhere.yaml]", cwd=tmp_path)
+
+    assert missing.returncode == 2
+    assert "nowhere.yaml" in missing.stderr
+    assert "Traceback" not in missing.stderr

@@ -1,0 +1,155 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from nemo_gym.openai_utils import (
+    NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.run_requests import (
+    BaseMultiRewardVerifyResponse,
+    BaseRunRequest,
+    BaseSeedSessionRequest,
+    BaseSeedSessionResponse,
+    BaseVerifyRequest,
+    BaseVerifyResponse,
+)
+
+ROW: dict[str, Any] = {
+    "responses_create_params": {"input": [{"role": "user", "content": "hi"}]},
+    "expected_answer": "4",
+    "verifier_metadata": {"level": 2},
+    "_ng_task_index": 7,
+}
+MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}
+RESPONSE = {"id": "resp_1", "created_at": 1.0, "model": "m", "object": "response", "output": [MESSAGE]}
+
+
+class SumVerifyRequest(BaseVerifyRequest):
+    expected_answer: str
+
+
+class SumVerifyResponse(BaseVerifyResponse):
+    expected_answer: str
+    extracted_answer: str
+
+
+async def verify(body: SumVerifyRequest) -> SumVerifyResponse:
+    answer = body.response.output_text
+    reward = float(answer == body.expected_answer)
+    return SumVerifyResponse(**body.model_dump(), reward=reward, extracted_answer=answer)
+
+
+async def post(app: FastAPI, path: str, payload: Any) -> tuple[int, Any]:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(payload).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def test_a_verify_route_answers_with_the_whole_row_and_the_verdict() -> None:
+    app = FastAPI()
+    app.post("/verify")(verify)
+
+    status, answer = asyncio.run(post(app, "/verify", {**ROW, "response": RESPONSE}))
+
+    assert status == 200
+    assert answer["reward"] == 1.0
+    assert answer["extracted_answer"] == "4"
+    assert {name: answer[name] for name in ROW if name != "responses_create_params"} == {
+        name: value for name, value in ROW.items() if name != "responses_create_params"
+    }
+    assert answer["response"]["tools"] == []
+    assert answer["responses_create_params"]["parallel_tool_calls"] is True
+
+
+def test_a_bad_trajectory_is_answered_422_with_its_place() -> None:
+    app = FastAPI()
+    app.post("/verify")(verify)
+
+    status, answer = asyncio.run(
+        post(app, "/verify", {**ROW, "response": {**RESPONSE, "output": [MESSAGE, {"role": "tool"}]}})
+    )
+
+    assert status == 422
+    assert [problem["loc"] for problem in answer["detail"]] == [["body", "response", "output", 1]]
+
+
+def test_a_rollout_can_be_verified_again() -> None:
+    rollout = {**ROW, "response": RESPONSE, "reward": 0.0, "reward_components": {"format": 0.0}}
+
+    request = SumVerifyRequest.model_validate(rollout)
+    answer = asyncio.run(verify(request))
+
+    assert answer.reward == 1.0
+    assert "reward" not in request.model_dump(exclude_unset=True)
+
+
+def test_a_verdict_in_a_verify_response_is_kept() -> None:
+    parts = {"format": 0.25, "answer": 0.5}
+
+    plain = BaseVerifyResponse.model_validate({**ROW, "response": RESPONSE, "reward": 0.75, "reward_components": parts})
+    multi = BaseMultiRewardVerifyResponse.model_validate(plain.model_dump())
+
+    assert plain.model_dump()["reward_components"] == parts
+    assert (multi.reward, multi.reward_components) == (0.75, parts)
+
+
+def test_a_row_passes_through_unchanged() -> None:
+    assert BaseRunRequest.model_validate_json(json.dumps(ROW)).model_dump(exclude_unset=True) == ROW
+
+
+def test_a_verify_response_without_reward_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(ValidationError, match="reward"):
+        BaseVerifyResponse.model_validate({**ROW, "response": RESPONSE})
+
+
+def test_seeding_a_session_takes_the_row_and_answers_nothing() -> None:
+    class CounterSeedRequest(BaseSeedSessionRequest):
+        initial_count: int
+
+    assert BaseSeedSessionRequest.model_validate(ROW).model_dump() == {}
+    assert CounterSeedRequest.model_validate({**ROW, "initial_count": 3}).initial_count == 3
+    assert BaseSeedSessionResponse().model_dump() == {}
+
+
+def test_the_types_describe_themselves_in_an_openapi_document() -> None:
+    app = FastAPI()
+
+    @app.post("/v1/responses")
+    async def responses(body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
+        raise NotImplementedError
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: NeMoGymChatCompletionCreateParamsNonStreaming) -> NeMoGymChatCompletion:
+        raise NotImplementedError
+
+    schemas = app.openapi()["components"]["schemas"]
+
+    assert {"NeMoGymResponse", "NeMoGymResponseFunctionToolCall", "NeMoGymChatCompletion"} <= set(schemas)
+
+
+def test_metrics_of_nothing_are_empty() -> None:
+    assert AggregateMetrics().model_dump() == {"group_level_metrics": [], "agent_metrics": {}, "key_metrics": {}}
+    with pytest.raises(ValidationError, match="verify_responses"):
+        AggregateMetricsRequest.model_validate({})
