@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
-from nemo_gym.reward_profile import AggregateMetricsMixin, compute_aggregate_metrics
+from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.schemas.run_requests import (
     BaseMultiRewardVerifyResponse,
     BaseRunRequest,
@@ -94,10 +94,6 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
 
     async def end_session(self, session_id: str) -> None:
         """Forget what is kept for a session: its episode is over, or nobody came back for it."""
-
-    async def aggregate_metrics(self, body: AggregateMetricsRequest) -> AggregateMetrics:
-        """Statistics over all rollouts of an agent, with this server's own metrics."""
-        return compute_aggregate_metrics(body.verify_responses, self.compute_metrics, self.get_key_metrics)
 
     async def _end_session_route(self) -> dict[str, Any]:
         return {}

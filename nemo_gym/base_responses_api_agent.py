@@ -6,8 +6,8 @@ from abc import abstractmethod
 from fastapi import Body, FastAPI
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
+from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.reward_profile import AggregateMetricsMixin, compute_aggregate_metrics
 from nemo_gym.schemas.run_requests import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.servers.base import BaseServer, SimpleServer
 
@@ -62,4 +62,4 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
         if self.config.skip_verification:
             warnings.warn(f"{self.config.name}: rollouts were not verified, so there are no metrics", RuntimeWarning, 2)
             return AggregateMetrics()
-        return compute_aggregate_metrics(body.verify_responses, self.compute_metrics, self.get_key_metrics)
+        return await super().aggregate_metrics(body)

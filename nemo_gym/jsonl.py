@@ -118,6 +118,12 @@ def to_line(record: Any) -> bytes:
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
+def count_lines(path: str | Path) -> int:
+    """How many newlines the file has, blank lines included; several times faster than reading lines."""
+    with Path(path).open("rb", buffering=0) as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_BUFFER_BYTES), b""))
+
+
 def ends_torn(path: str | Path) -> bool:
     """Whether the file's last line lacks its newline: its writer may have been stopped in the middle."""
     with Path(path).open("rb") as file:

@@ -3,7 +3,8 @@
 The work is done in `nemo_gym.metrics`; programs and servers import the names from here.
 """
 
-from nemo_gym.metrics.aggregate import AggregateMetricsMixin, compute_aggregate_metrics
+from nemo_gym.metrics.aggregate import compute_aggregate_metrics
+from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.metrics.pass_at_k import (
     add_avg_sample_std_dev,
     compute_pass_majority_metrics,

@@ -1,8 +1,7 @@
 """The answer of `/aggregate_metrics`: statistics of verify responses plus whatever a server's own hooks add."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,41 +9,14 @@ import numpy as np
 
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.columns import REWARD, RolloutTable, is_index
+from nemo_gym.metrics.hooks import ComputeMetrics, GetKeyMetrics, Metrics, Response, means_of
 from nemo_gym.metrics.ordered import SortedRollouts
 from nemo_gym.metrics.profile import pooled_statistics, task_profiles
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.metrics import AggregateMetrics
 
 logger = logging.getLogger(__name__)
 
-Response = dict[str, Any]
-"""A verify response with its indices, as sent to `/aggregate_metrics`."""
-Metrics = dict[str, Any]
-ComputeMetrics = Callable[[list[list[Response]]], Metrics]
-GetKeyMetrics = Callable[[Metrics], Metrics]
-
 _PER_TASK_METRICS = "per_task_metrics"
-
-
-class AggregateMetricsMixin:
-    """The hooks a resources server or an agent overrides to report metrics of its own."""
-
-    def compute_metrics(self, tasks: list[list[Response]]) -> Metrics:
-        """Metrics to add to `agent_metrics`.
-
-        `tasks[i]` holds the verify responses of the i-th task in ascending task index, in the order they were sent.
-        An entry `per_task_metrics` (dicts with `_ng_task_index`) is spread over the group metrics instead.
-        """
-        return {}
-
-    def get_key_metrics(self, agent_metrics: Metrics) -> Metrics:
-        """The headline subset of `agent_metrics`: by default the means."""
-        return means_of(agent_metrics)
-
-    async def aggregate_metrics(self, body: AggregateMetricsRequest) -> AggregateMetrics:
-        """Answer `POST /aggregate_metrics`. The work is done in a thread, so that the server keeps answering."""
-        return await asyncio.to_thread(
-            compute_aggregate_metrics, body.verify_responses, self.compute_metrics, self.get_key_metrics
-        )
 
 
 def compute_aggregate_metrics(
@@ -89,11 +61,6 @@ def aggregate_table(
     return AggregateMetrics.model_construct(
         group_level_metrics=groups, agent_metrics=agent_metrics, key_metrics=key_metrics
     )
-
-
-def means_of(agent_metrics: Mapping[str, Any]) -> Metrics:
-    """The entries whose key starts with `mean/`."""
-    return {key: value for key, value in agent_metrics.items() if key.startswith("mean/")}
 
 
 def _ask(hook: ComputeMetrics, rollouts: SortedRollouts, records: Sequence[Response]) -> Metrics:

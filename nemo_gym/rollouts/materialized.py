@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from nemo_gym.jsonl import ends_torn, iter_lines, write_aside
+from nemo_gym.jsonl import count_lines, ends_torn, write_aside
 from nemo_gym.rollouts.changes import RunChangedError
 from nemo_gym.rollouts.compact import IntSet
 from nemo_gym.rollouts.manifest import Expected
 from nemo_gym.rollouts.paths import RolloutPaths
-from nemo_gym.rollouts.record import has_key
 from nemo_gym.rollouts.repair import sound_records
 from nemo_gym.rollouts.rows import Repeats
 from nemo_gym.rollouts.scan import line_hash
@@ -60,11 +59,11 @@ def rewrite_rows(rows: Iterable[Repeats], paths: RolloutPaths, *, must_keep: boo
 
 def is_complete(path: Path, expected_rollouts: int) -> bool:
     """Whether the file has exactly the lines it should have, as far as can be told without parsing them."""
-    return path.exists() and not ends_torn(path) and sum(1 for _ in iter_lines(path)) == expected_rollouts
+    return path.exists() and not ends_torn(path) and count_lines(path) == expected_rollouts
 
 
 def _hashes_of_rows(paths: RolloutPaths) -> IntSet:
     hashes = IntSet()
-    for line, _ in sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt, has_key):
-        hashes.add(line_hash(line))
+    for record in sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt):
+        hashes.add(line_hash(record.content))
     return hashes

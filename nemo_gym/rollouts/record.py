@@ -70,19 +70,20 @@ def _sortable(index: object) -> tuple[int, Any]:
     return (1, index) if isinstance(index, str) else (2, 0)
 
 
-def has_key(record: object) -> bool:
-    """Whether `record` is an object that carries both indices, so that it can be told which rollout it is."""
-    return (
-        isinstance(record, dict)
-        and not isinstance(record.get(TASK_INDEX_KEY_NAME, []), list | dict)
-        and not isinstance(record.get(ROLLOUT_INDEX_KEY_NAME, []), list | dict)
-    )
+def key_or_none(record: Any) -> RolloutKey | None:
+    """The key of whatever stood on a line; None when it cannot be told which rollout it is."""
+    try:
+        key = RolloutKey(record[TASK_INDEX_KEY_NAME], record[ROLLOUT_INDEX_KEY_NAME])
+        hash(key)
+    except (KeyError, TypeError):
+        return None
+    return key
 
 
 def agent_name_of(record: Mapping[str, Any]) -> str | None:
     """The agent a row goes to, or a result came from; None when the record does not say."""
     agent_ref = record.get(AGENT_REF_KEY_NAME)
-    name = agent_ref.get("name") if isinstance(agent_ref, Mapping) else None
+    name = agent_ref.get("name") if isinstance(agent_ref, dict) else None
     return name if isinstance(name, str) else None
 
 

@@ -6,21 +6,30 @@ rollout it belonged to runs again. Only call this while holding the run's lock.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.jsonl import Line, ends_torn, iter_lines, parse, write_aside
-from nemo_gym.rollouts.record import Row
+from nemo_gym.rollouts.record import RolloutKey, Row, key_or_none
 
 logger = logging.getLogger(__name__)
 
 
-def sound_records(path: Path, corrupt: Path, is_sound: Callable[[Any], bool]) -> Iterator[tuple[bytes, Row]]:
-    """Every sound record of `path` with its line, in file order; none when there is no such file.
+class Record(NamedTuple):
+    """A sound line."""
 
-    When all have been read, the unsound lines are moved to `corrupt` and a missing last newline is added.
+    key: RolloutKey
+    content: bytes
+    value: Row
+
+
+def sound_records(path: Path, corrupt: Path, *, may_lack_key: bool = False) -> Iterator[Record]:
+    """Every record in `path`, in file order; none when there is no such file.
+
+    When all have been read, lines that are none are moved to `corrupt` and a missing last newline is added.
+    With `may_lack_key`, an object without indices is not damaged, but passed over.
 
     Raises:
         ConfigError: so many lines are unsound that it must be another kind of file; it is left as it is.
@@ -30,10 +39,13 @@ def sound_records(path: Path, corrupt: Path, is_sound: Callable[[Any], bool]) ->
     unsound: list[Line] = []
     sound = 0
     for line in iter_lines(path):
-        record = _parsed(line.content)
-        if record is not None and is_sound(record):
+        value = _parsed(line.content)
+        key = key_or_none(value)
+        if key is not None:
             sound += 1
-            yield line.content, record
+            yield Record(key, line.content, value)
+        elif may_lack_key and isinstance(value, dict):
+            sound += 1
         else:
             unsound.append(line._replace(content=b""))
     if len(unsound) > max(1, sound):

@@ -23,7 +23,6 @@ from nemo_gym.rollouts.record import (
     RolloutKey,
     Row,
     agent_name_of,
-    has_key,
 )
 from nemo_gym.rollouts.repair import sound_records
 
@@ -117,49 +116,47 @@ def plan_fresh(paths: RolloutPaths, expected: Mapping[str, Expected], cap: int) 
 def read_gate(paths: RolloutPaths, cap: int, *, retry_exhausted: bool = False) -> Gate:
     """Read rollouts and failures, repairing them where a line is damaged."""
     done = KeySet()
-    for _, result in sound_records(paths.rollouts, paths.rollouts_corrupt, has_key):
-        done.add(RolloutKey.of(result))
+    for key, _, _ in sound_records(paths.rollouts, paths.rollouts_corrupt):
+        done.add(key)
     return Gate(done, read_attempts(paths), cap, retry_exhausted)
 
 
 def read_attempts(paths: RolloutPaths) -> dict[RolloutKey, Attempts]:
     """The failed attempts of every rollout in the sidecar; lines without indices are nobody's."""
     attempts: dict[RolloutKey, Attempts] = {}
-    for _, record in sound_records(paths.failures, paths.failures_corrupt, lambda value: isinstance(value, dict)):
-        if not has_key(record):
-            continue
-        of_key = attempts.setdefault(RolloutKey.of(record), Attempts())
+    for key, _, failure in sound_records(paths.failures, paths.failures_corrupt, may_lack_key=True):
+        of_key = attempts.setdefault(key, Attempts())
         of_key.made += 1
-        of_key.counted += record.get(COUNTS_AS_ATTEMPT_KEY) is not False
-        of_key.is_terminal |= bool(record.get(NG_TERMINAL_KEY))
+        of_key.counted += failure.get(COUNTS_AS_ATTEMPT_KEY) is not False
+        of_key.is_terminal |= bool(failure.get(NG_TERMINAL_KEY))
     return attempts
 
 
 def plan_resumed(paths: RolloutPaths, gate: Gate) -> Plan:
     """What the run still owes."""
-    expected: dict[str, Expected] = {}
-    owed_by_agent: Counter[str] = Counter()
+    rollouts: Counter[str] = Counter()
+    tasks: Counter[str] = Counter()
+    owed: Counter[str] = Counter()
     owed_lines = bytearray()
     done = given_up = 0
-    for _, row in sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt, has_key):
-        key, agent = RolloutKey.of(row), agent_name_of(row) or ""
-        of_agent = expected.setdefault(agent, Expected())
-        of_agent.rollouts += 1
-        of_agent.tasks += key.rollout_index == 0
+    for key, _, row in sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt):
+        agent = agent_name_of(row) or ""
+        rollouts[agent] += 1
+        tasks[agent] += key.rollout_index == 0
         is_done = key in gate.done
         is_given_up = not is_done and gate.is_given_up(key)
         is_owed = not (is_done or is_given_up)
         done += is_done
         given_up += is_given_up
-        owed_by_agent[agent] += is_owed
+        owed[agent] += is_owed
         owed_lines.append(is_owed)
-    _report(gate, total=len(owed_lines), owed=sum(owed_lines))
+    _report(gate, total=len(owed_lines), owed=owed.total())
     _report_strangers(paths, len(gate.done) - done)
     return Plan(
         path=paths.materialized_inputs,
         cap=gate.cap,
-        expected=expected,
-        owed_by_agent=owed_by_agent,
+        expected={agent: Expected(tasks=tasks[agent], rollouts=count) for agent, count in rollouts.items()},
+        owed_by_agent=owed,
         done=done,
         given_up=given_up,
         attempts=gate.attempts,
@@ -171,32 +168,25 @@ def plan_resumed(paths: RolloutPaths, gate: Gate) -> Plan:
 def load_from_cache(paths: RolloutPaths, cap: int, *, retry_exhausted: bool = False) -> Cached:
     """The same with everything in memory: rows to run, and the finished ones beside their results."""
     with without_garbage_collection():
-        return _load_from_cache(paths, cap, retry_exhausted)
-
-
-def _load_from_cache(paths: RolloutPaths, cap: int, retry_exhausted: bool) -> Cached:
-    done, results, lines = KeySet(), [], []
-    for line, result in sound_records(paths.rollouts, paths.rollouts_corrupt, has_key):
-        if done.add(RolloutKey.of(result)):
-            results.append(result)
-            lines.append([line])
-        else:
-            logger.warning("%s holds %s more than once; only the first counts", paths.rollouts, RolloutKey.of(result))
+        done = KeySet()
+        finished: dict[RolloutKey, tuple[bytes, Result]] = {}
+        for key, line, result in sound_records(paths.rollouts, paths.rollouts_corrupt):
+            if done.add(key):
+                finished[key] = (line, result)
+            else:
+                logger.warning("%s holds %s more than once; only the first counts", paths.rollouts, key)
+        materialized = sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt)
+        rows = {key: row for key, _, row in materialized}
     gate = Gate(done, read_attempts(paths), cap, retry_exhausted)
-    sound = sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt, has_key)
-    rows = {RolloutKey.of(row): row for _, row in sound}
-    to_run = [
-        _numbered(row, gate.attempts) for key, row in rows.items() if key not in done and not gate.is_given_up(key)
-    ]
-    known = [RolloutKey.of(result) in rows for result in results]
+    to_run = [key for key in rows if key not in finished and not gate.is_given_up(key)]
+    known = [key for key in finished if key in rows]
     _report(gate, total=len(rows), owed=len(to_run))
-    _report_strangers(paths, known.count(False))
-    kept = [result for result, is_known in zip(results, known, strict=True) if is_known]
+    _report_strangers(paths, len(finished) - len(known))
     return Cached(
-        rows_to_run=to_run,
-        done_rows=[rows[RolloutKey.of(result)] for result in kept],
-        done_results=kept,
-        done_result_lines=[line for line, is_known in zip(lines, known, strict=True) if is_known],
+        rows_to_run=[_numbered(rows[key], gate.attempts) for key in to_run],
+        done_rows=[rows[key] for key in known],
+        done_results=[finished[key][1] for key in known],
+        done_result_lines=[[finished[key][0]] for key in known],
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -110,7 +111,8 @@ class _AppendFile:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
-            os.ftruncate(self._descriptor, self._end)
+            with suppress(OSError):  # then the line is torn, which resuming repairs
+                os.ftruncate(self._descriptor, self._end)
             raise StoreError(
                 f"cannot write to {self._path}: {error.strerror}; everything finished before is safe. "
                 "Remove the cause and go on with +resume_from_cache=true"

@@ -1,7 +1,5 @@
 """Arguments of the commands that start servers and ask after them."""
 
-from typing import Any
-
 from pydantic import Field
 
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
@@ -43,5 +41,3 @@ class StatusConfig(BaseNeMoGymCLIConfig):
 
     json_format: bool = Field(False, alias="json")  # `json` itself is a method of every pydantic model
     """Print the servers as one JSON list instead of a table."""
-    head_server: dict[str, Any] | None = None
-    """Where the run's head server is: +head_server.host and +head_server.port."""

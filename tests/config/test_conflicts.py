@@ -15,8 +15,8 @@ def model(implementation: str, **settings: Any) -> dict[str, Any]:
     return {"responses_api_models": {implementation: settings}}
 
 
-def file(name: str, included: set[Path] | None = None, **tree: Any) -> ConfigFile:
-    return ConfigFile(Path(name), tree, included or set())
+def file(path: str, included: set[Path] | None = None, **tree: Any) -> ConfigFile:
+    return ConfigFile(Path(path), tree, included or set())
 
 
 def test_files_that_make_one_instance_two_servers_are_both_named() -> None:

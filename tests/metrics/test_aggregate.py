@@ -250,13 +250,20 @@ def test_records_may_all_have_different_fields() -> None:
     assert metrics.group_level_metrics[200]["rollout_infos"][0]["field200"] == 200
 
 
-def test_fields_without_numbers_cost_no_memory_of_their_own() -> None:
+def test_a_long_run_whose_records_all_look_different_is_kept_in_one_layout() -> None:
+    count = 10_002
     table = RolloutTable()
-    for task in range(10_002):
-        table.add(response(task, 0, **{f"text{task}": "x", "reward": 1.0}))
+    for task in range(count):
+        numbers = {"reward": 1.0, "seed": 2**60 + task, "a": task, "b": 0, "c": True}
+        table.add(response(task, 0, **{f"text{task}": "x"}, **numbers))
+
+    metrics = aggregate_table(table)
 
     assert len(table.layouts) == 1
-    assert len(table._readers) <= 10_000
+    assert metrics.agent_metrics["mean/a"] == (count - 1) / 2
+    infos = [group["rollout_infos"][0] for group in metrics.group_level_metrics]
+    assert [info["seed"] - 2**60 for info in infos] == list(range(count))
+    assert [info["a"] for info in infos] == list(range(count))
 
 
 def test_a_servers_endpoint_uses_its_hooks() -> None:

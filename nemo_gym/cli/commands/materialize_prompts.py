@@ -12,7 +12,7 @@ def main(config: MaterializePromptsConfig) -> None:
     written.
 
     Examples:
-        ng_materialize_prompts +input_jsonl_fpath=questions.jsonl +prompt_config=p.yaml +output_jsonl_fpath=prompted.jsonl
+        ng_materialize_prompts +input_jsonl_fpath=in.jsonl +prompt_config=prompt.yaml +output_jsonl_fpath=out.jsonl
     """
     from nemo_gym.prompt import materialize_prompts
 

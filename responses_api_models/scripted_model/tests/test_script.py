@@ -1,10 +1,12 @@
 """A script says what the model says, and its mistakes are reported by key."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from nemo_gym.config_types import ConfigError
 from responses_api_models.scripted_model.brain import Answer, Brain, drawn
@@ -276,3 +278,22 @@ def test_latency_grows_with_the_answer() -> None:
     assert short.latency_s == pytest.approx(0.5 + 0.1 * short.counts.generation)
     assert answer(script, Said("user", "a b c d e f g h i j k l m")).latency_s == 1.5
     assert answer({}, Said("user", "a")).latency_s == 0
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "scripts").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_shipped_scripts_can_be_loaded(path: Path) -> None:
+    Brain(*load_script(str(path)))
+
+
+def test_the_scripts_in_the_manual_can_be_loaded() -> None:
+    manual = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL)]
+    scripts = [
+        block for block in blocks if set(block) & {"rules", "answers", "usage", "faults"} and "seed" not in block
+    ]
+
+    assert len(scripts) == 4
+    for script in scripts:
+        load_script(script)

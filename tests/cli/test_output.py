@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.cli.output import KEPT_LINES, ServerOutput, open_log_folder
+from nemo_gym.errors import ConfigError
+
+
+def test_every_line_on_the_terminal_has_its_owner_once(capsys: pytest.CaptureFixture[str]) -> None:
+    output = ServerOutput("host", {"agent", "model"})
+    for line in (b"(agent) hello\n", b"(host) there\n", b"plain\n", b"(stranger) x\r\n", b"\xff\n"):
+        output.write(line)
+    assert capsys.readouterr().err.splitlines() == [
+        "(agent) hello",
+        "(host) there",
+        "(host) plain",
+        "(host) (stranger) x",
+        "(host) �",
+    ]
+
+
+def test_with_a_log_folder_each_server_has_its_file_and_the_terminal_stays_quiet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = open_log_folder(str(tmp_path / "deep" / "logs"))
+    assert folder is not None
+    (folder / "agent_1.log").write_text("earlier run\n")
+    output = ServerOutput("host", {"agent/1"}, folder)
+    output.write(b"(agent/1) hello\n")
+    output.write(b"starting\n")
+    output.close()
+    assert (folder / "agent_1.log").read_text() == "earlier run\nhello\n"
+    assert (folder / "host.log").read_text() == "starting\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_the_last_lines_are_remembered_and_bounded() -> None:
+    output = ServerOutput("mine")
+    for number in range(KEPT_LINES + 10):
+        output.write(f"(mine) {number}\n".encode())
+    output.write(b"x" * 10_000)
+    assert len(output.last_lines) == KEPT_LINES
+    assert output.last_lines[0] == "11"
+    assert len(output.last_lines[-1]) == 2_000
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_does_not_stop_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.log").mkdir()
+    output = ServerOutput("mine", (), tmp_path)
+    output.write(b"one\n")
+    output.write(b"two\n")
+    assert output.last_lines == ["one", "two"]
+    assert caplog.text.count("output is lost") == 1
+
+
+def test_a_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"nemo_gym_log_dir.*file/logs"):
+        open_log_folder(str(tmp_path / "file" / "logs"))
+    assert open_log_folder(None) is None
