@@ -85,7 +85,8 @@ def load_prompt_or_explain(config_path: str | Path) -> PromptConfig:
     try:
         return load_prompt_config(config_path)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the whole file'}: {e['msg']}" for e in error.errors())
+        found = [(".".join(map(str, fault["loc"])) or "the file", fault["msg"]) for fault in error.errors()]
+        faults = "; ".join(f"{place}: {message}" for place, message in found)
         raise PromptTemplateError(f"prompt file {str(config_path)!r}: {faults}") from error
 
 
@@ -104,7 +105,10 @@ def _load(path: Path, modified_ns: int, size: int) -> PromptConfig:
     try:
         return PromptConfig.model_validate(content)
     except ValidationError as error:
-        details = [InitErrorDetails(type=e["type"], loc=e["loc"], input=e["input"]) for e in error.errors()]
+        details = [
+            InitErrorDetails(type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {}))
+            for fault in error.errors()
+        ]
         raise ValidationError.from_exception_data(f"prompt file {path}", details) from None
 
 

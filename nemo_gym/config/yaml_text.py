@@ -60,7 +60,7 @@ def parse_yaml(text: str, where: str) -> Tree:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"Malformed YAML in {where}{place}: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeError) as error:
         raise ConfigError(f"Malformed YAML in {where}: {error}") from error
     if loaded is None:
         return {}

@@ -52,7 +52,7 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
     """How long one try of a call to a model endpoint may take."""
     model_retry_max_tries: int = Field(200, ge=1)
     """Tries of a call to a model endpoint (three of them may end in status 500)."""
-    model_retry_max_elapsed_s: float = Field(1800.0, ge=0)
+    model_retry_max_elapsed_s: float = Field(600.0, ge=0)
     """No try starts later than this after the first failure, whatever `Retry-After` asks for."""
     model_retry_first_delay_s: float = Field(0.5, ge=0)
     """Upper bound of the first pause; each later one is twice as long."""

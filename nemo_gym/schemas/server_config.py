@@ -55,9 +55,10 @@ def is_server_ref(value: object) -> ServerRef | None:
     """The reference that `value` spells, or None when it spells none."""
     if not isinstance(value, Mapping) or not {"type", "name"} <= set(value):
         return None
-    ref_type = _REFS.get(value["type"])
-    name = value["name"]
-    return ref_type(type=value["type"], name=name) if ref_type and isinstance(name, str) else None
+    server_type, name = value["type"], value["name"]
+    if not isinstance(server_type, str) or not isinstance(name, str) or server_type not in _REFS:
+        return None
+    return _REFS[server_type](type=server_type, name=name)
 
 
 class Domain(StrEnum):

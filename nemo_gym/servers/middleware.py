@@ -17,11 +17,19 @@ from fastapi.responses import Response
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.http.errors import excerpt, failure_headers
+from nemo_gym.http.errors import (
+    ERROR_CLASS_HEADER,
+    ERROR_SERVER_HEADER,
+    ERROR_STATUS_HEADER,
+    excerpt,
+    failure_headers,
+)
 from nemo_gym.http.local import CANCELLABLE_PATHS
 from nemo_gym.servers.context import running_as
 
 logger = logging.getLogger(__name__)
+
+_ERROR_SERVER_HEADER = ERROR_SERVER_HEADER.encode()
 
 
 def json_response(content: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
@@ -61,6 +69,8 @@ class ErrorMiddleware:
         async def noting_send(message: Message) -> None:
             nonlocal started
             started = True
+            if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+                self._name_origin(message)
             await send(message)
 
         try:
@@ -72,6 +82,17 @@ class ErrorMiddleware:
                 logger.exception("%s failed after it began to answer %s", self.instance_name, scope["path"])
                 raise
             await self._answer(error, scope["path"])(scope, receive, send)
+
+    def _name_origin(self, message: Message) -> None:
+        """Say in an error answer of this server's own that it failed here."""
+        headers = message.setdefault("headers", [])
+        if not any(name.lower() == _ERROR_SERVER_HEADER for name, _ in headers):
+            message["headers"] = [
+                *headers,
+                (ERROR_STATUS_HEADER.encode(), str(message["status"]).encode()),
+                (_ERROR_SERVER_HEADER, self.instance_name.encode("ascii", "replace")),
+                (ERROR_CLASS_HEADER.encode(), b"HTTPException"),
+            ]
 
     def _answer(self, error: BaseException, path: str) -> Response:
         content = getattr(error, "response_content", None)

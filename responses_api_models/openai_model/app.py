@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
-from nemo_gym.http.errors import ServerCallError, ServerResponseError
+from nemo_gym.errors import GymError
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -21,7 +21,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, per_process_cap
-from responses_api_models.openai_model.endpoint_errors import Settings, explained_call_error, explained_response_error
+from responses_api_models.openai_model.endpoint_errors import Settings, explained_error
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
@@ -84,10 +84,11 @@ class OpenAIModel(SimpleResponsesAPIModel):
         try:
             async with self._slots:
                 return await call(**request)
-        except ServerResponseError as error:
-            raise explained_response_error(error, self._settings) from error
-        except ServerCallError as error:
-            raise explained_call_error(error, self._settings) from error
+        except GymError as error:
+            explained = explained_error(error, self._settings)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _validated(self, answer_type: type[_Answer], answer: dict[str, Any]) -> _Answer:
         try:

@@ -7,7 +7,8 @@ failure record, so they avoid whatever such nesting would escape: quotes, backsl
 import re
 from typing import NamedTuple
 
-from nemo_gym.http.errors import ServerCallError, ServerResponseError, ServerUnreachableError
+from nemo_gym.errors import GymError
+from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, ServerUnreachableError
 
 _EXCERPT_LENGTH = 300
 _UNKNOWN_MODEL = re.compile(
@@ -47,17 +48,27 @@ class ModelEndpointError(ServerResponseError):
     """The endpoint refused a request for a reason that lies in the settings; `response_content` says which."""
 
 
-def explained_response_error(error: ServerResponseError, settings: Settings) -> ServerResponseError:
-    """`error` with a body that names the setting to fix, where the cause is one; else as it is."""
+def explained_error(error: GymError, settings: Settings) -> GymError | None:
+    """`error` in words that name the setting to fix; None when no setting is to blame."""
+    if isinstance(error, ServerResponseError):
+        return _explained_answer(error, settings)
+    if isinstance(error, ServerUnreachableError):
+        return _explained_absence(error, settings)
+    if isinstance(error, MalformedResponseError):
+        hint = f"{error.msg}. Correct {settings.base_url_key} if this is no model endpoint"
+        return MalformedResponseError(hint, error.body, error.pos)
+    return None
+
+
+def _explained_answer(error: ServerResponseError, settings: Settings) -> ModelEndpointError | None:
     diagnosis = _diagnosis(error, settings)
     if diagnosis is None:
-        return error
-    words = error.excerpt(_EXCERPT_LENGTH).encode("ascii", "replace").decode().replace('"', "").replace("\\", "")
-    message = f"{diagnosis} The endpoint said: {words.replace(chr(39), '') or 'nothing'}"
+        return None
+    words = re.sub(r"[\"'\\]", "", error.excerpt(_EXCERPT_LENGTH).encode("ascii", "replace").decode())
     return ModelEndpointError(
         error.url,
         error.status,
-        message.encode(),
+        f"{diagnosis} The endpoint said: {words or 'nothing'}".encode(),
         method=error.method,
         headers=() if error.headers is None else error.headers.items(),
         attempts=error.attempts,
@@ -65,10 +76,7 @@ def explained_response_error(error: ServerResponseError, settings: Settings) -> 
     )
 
 
-def explained_call_error(error: ServerCallError, settings: Settings) -> ServerCallError:
-    """`error` with the setting that holds the address."""
-    if not isinstance(error, ServerUnreachableError):
-        return error
+def _explained_absence(error: ServerUnreachableError, settings: Settings) -> ServerUnreachableError:
     return ServerUnreachableError(
         f"{error.message}. This is the model endpoint of {settings.server_name}: start it, "
         f"or correct {settings.base_url_key}, now {settings.base_url}",

@@ -1,11 +1,10 @@
 """What the model answers: by the first rule that matches, else from the answer file, else by its own wits."""
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from responses_api_models.scripted_model.answers import AnswerBook
 from responses_api_models.scripted_model.conversation import Called, Conversation, ModelEntry, Said, Thought, Tool
@@ -120,9 +119,9 @@ def _arguments(
         return fill(call.arguments, variables)
     tool = next((tool for tool in conversation.tools if tool.name == name), None)
     if call.arguments is None:
-        return orjson.dumps(arguments_for(tool, conversation, draws)).decode()
+        return json.dumps(arguments_for(tool, conversation, draws))
     filled = {key: _typed(fill_all(value, variables), key, tool) for key, value in call.arguments.items()}
-    return orjson.dumps(filled).decode()
+    return json.dumps(filled)
 
 
 def _typed(value: Any, key: str, tool: Tool | None) -> Any:

@@ -1,5 +1,6 @@
 """A conversation as the model sees it, whichever API it arrived through."""
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -53,6 +54,14 @@ class Tool:
     parameters: dict[str, Any]
 
 
+def canonical_json(value: Any) -> bytes:
+    """The same bytes for the same value, whatever the order of its keys."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # numbers beyond 64 bits
+        return json.dumps(value, sort_keys=True).encode()
+
+
 def is_by_model(entry: Entry) -> bool:
     """Whether the model produced `entry`."""
     return isinstance(entry, Thought | Called) or (isinstance(entry, Said) and entry.role == "assistant")
@@ -77,7 +86,7 @@ class Conversation:
         entries = [(type(entry).__name__, *_content(entry)) for entry in self.entries]
         tools = [(tool.name, tool.description, tool.parameters) for tool in self.tools]
         essence = (entries, tools, self.tool_choice)
-        return blake2b(orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)).digest()
+        return blake2b(canonical_json(essence)).digest()
 
     @cached_property
     def last_user_index(self) -> int:

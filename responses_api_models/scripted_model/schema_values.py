@@ -5,6 +5,7 @@ and numbers in the order they were mentioned, then the schema's own hints. Requi
 always there; optional ones only when the conversation speaks of them.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _FORMATS = {
 }
 _MAX_DEPTH = 8
 _MAX_TEXT = 500
+_MAX_ITEMS = 20
+_MAX_VALUES = 1000
 
 Schema = dict[str, Any]
 
@@ -42,6 +45,7 @@ class Values:
     _definitions: Schema = field(default_factory=dict)
     _names_used: int = 0
     _numbers_used: int = 0
+    _made: int = 0
 
     def arguments(self, parameters: Schema) -> dict[str, Any]:
         """An object for the schema of a tool's parameters."""
@@ -50,11 +54,14 @@ class Values:
         return value if isinstance(value, dict) else {}
 
     def _value(self, name: str, schema: Schema, depth: int) -> Any:
-        schema = self._resolved(schema, depth)
+        self._made += 1
+        if self._made > _MAX_VALUES:  # a schema that refers to itself, or wants lists of lists of lists
+            depth = _MAX_DEPTH
+        schema = self._resolved(schema)
         if "const" in schema:
             return schema["const"]
-        if schema.get("enum"):
-            return self._enum(name, schema["enum"])
+        if options := _list_in(schema, "enum"):
+            return self._enum(name, options)
         makers: dict[Any, Callable[[str, Schema, int], Any]] = {
             "object": self._object,
             "array": self._array,
@@ -65,46 +72,50 @@ class Values:
         }
         return makers.get(_type_of(schema), self._string)(name, schema, depth)
 
-    def _resolved(self, schema: Schema, depth: int) -> Schema:
+    def _resolved(self, schema: Any) -> Schema:
         """The schema behind references and alternatives: the first alternative that is not null."""
         for _ in range(_MAX_DEPTH):
+            if not isinstance(schema, dict):
+                return {}
             if isinstance(reference := schema.get("$ref"), str):
                 schema = _look_up(self._definitions, reference)
                 continue
-            alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
-            if not alternatives:
-                break
-            schema = next((option for option in alternatives if option.get("type") != "null"), alternatives[0])
-        return schema
+            alternatives = next(filter(None, (_list_in(schema, key) for key in ("anyOf", "oneOf", "allOf"))), None)
+            if alternatives is None:
+                return schema
+            schema = next((option for option in alternatives if option != {"type": "null"}), alternatives[0])
+        return schema if isinstance(schema, dict) else {}
 
     def _object(self, name: str, schema: Schema, depth: int) -> Any:
-        properties: dict[str, Schema] = schema.get("properties") or {}
-        required = schema.get("required") or []
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        required = [key for key in _list_in(schema, "required") if isinstance(key, str)]
         if depth >= _MAX_DEPTH:
             return {}
         wanted = [key for key in properties if key in required or self._is_spoken_of(key, properties[key])]
         wanted += [key for key in required if key not in properties]
         return {key: self._value(key, properties.get(key, {}), depth + 1) for key in wanted}
 
-    def _is_spoken_of(self, name: str, schema: Schema) -> bool:
+    def _is_spoken_of(self, name: str, schema: Any) -> bool:
         if self.user.stated(name) is not None:
             return True
-        options = self._resolved(schema, 0).get("enum") or []
+        options = _list_in(self._resolved(schema), "enum")
         return any(isinstance(option, str) and self.user.mentions(option) for option in options)
 
     def _array(self, name: str, schema: Schema, depth: int) -> list[Any]:
-        items = self._resolved(schema.get("items") or {}, depth)
+        if depth >= _MAX_DEPTH:
+            return []
+        items = self._resolved(schema.get("items"))
         kind = _type_of(items)
-        if items.get("enum"):
-            found = [option for option in items["enum"] if self.user.mentions(option)]
+        found: list[Any] = []
+        if options := _list_in(items, "enum"):
+            found = [option for option in options if self.user.mentions(option)]
         elif kind in ("integer", "number"):
             found = [_as_kind(number, kind) for number in self._all_numbers(name)]
         elif kind == "string":
-            found = list(self._candidates(name))
-        else:
-            found = []
-        found = found[: schema.get("maxItems", len(found))]
-        missing = max(schema.get("minItems", 1), 1) - len(found)
+            found = self._candidates()
+        found = found[: _count_in(schema, "maxItems", _MAX_ITEMS)]
+        missing = _count_in(schema, "minItems", 1) - len(found)
         return found + [self._value(name, items, depth + 1) for _ in range(missing)]
 
     def _all_numbers(self, name: str) -> list[int | float]:
@@ -116,6 +127,7 @@ class Values:
 
     def _number(self, name: str, schema: Schema, depth: int) -> Any:
         kind = _type_of(schema)
+        value: Any
         stated = Evidence(self.user.stated(name) or "").numbers
         returned = [value for value in self._returned(name) if _is_number(value)]
         if stated or returned:
@@ -124,10 +136,9 @@ class Values:
             value = self.user.numbers[self._numbers_used % len(self.user.numbers)]
             self._numbers_used += 1
         else:
-            value = schema.get("default", schema.get("minimum", 1))
-        low, high = schema.get("minimum"), schema.get("maximum")
-        value = value if low is None else max(low, value)
-        return _as_kind(value if high is None else min(high, value), kind)
+            value = next((hint for hint in (schema.get("default"), schema.get("minimum")) if _is_number(hint)), 1)
+        bounds = [bound if _is_number(bound) else value for bound in (schema.get("minimum"), schema.get("maximum"))]
+        return _as_kind(min(bounds[1], max(bounds[0], value)), kind)
 
     def _boolean(self, name: str, schema: Schema, depth: int) -> bool:
         stated = (self.user.stated(name) or "").lower()
@@ -144,7 +155,7 @@ class Values:
             match = known[0].search(self.user.text)
             return match.group() if match else known[1]
         text = self._text_for(name, schema)
-        return text[: schema.get("maxLength", _MAX_TEXT)].ljust(schema.get("minLength", 0), ".")
+        return text[: _count_in(schema, "maxLength", _MAX_TEXT)].ljust(_count_in(schema, "minLength", 0), ".")
 
     def _text_for(self, name: str, schema: Schema) -> str:
         if (stated := self.user.stated(name)) is not None:
@@ -153,14 +164,14 @@ class Values:
             return str(returned[-1])
         if name.lower() in _FREE_TEXT_NAMES:
             return next(iter(self.user.quotations), self.user.text.strip())
-        candidates = list(self._candidates(name))
+        candidates = self._candidates()
         if not candidates:
             return str(schema.get("default", self.user.topic()))
         position = self.skip_names + self._names_used
         self._names_used += 1
         return candidates[position % len(candidates)]
 
-    def _candidates(self, name: str) -> list[str]:
+    def _candidates(self) -> list[str]:
         return self.user.quotations or self.user.names
 
     def _returned(self, name: str) -> list[Any]:
@@ -175,6 +186,17 @@ def parsed_output(text: str) -> Any:
         return text
 
 
+def _list_in(schema: Schema, key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _count_in(schema: Schema, key: str, default: int) -> int:
+    """A length that a schema demands, within reason."""
+    value = schema.get(key)
+    return min(max(value, 0), _MAX_TEXT) if isinstance(value, int) else default
+
+
 def _type_of(schema: Schema) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
@@ -186,7 +208,7 @@ def _type_of(schema: Schema) -> str:
 
 def _look_up(definitions: Schema, reference: str) -> Schema:
     node: Any = definitions
-    for part in reference.removeprefix("#/").split("/"):
+    for part in filter(None, reference.removeprefix("#").split("/")):
         node = node.get(part, {}) if isinstance(node, dict) else {}
     return node if isinstance(node, dict) else {}
 
@@ -217,4 +239,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_kind(value: Any, kind: str) -> Any:
-    return int(value) if kind == "integer" else value
+    return int(value) if kind == "integer" and math.isfinite(value) else value

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
-import orjson
-
 from responses_api_models.scripted_model.conversation import (
     Called,
     Conversation,
@@ -21,6 +19,7 @@ from responses_api_models.scripted_model.conversation import (
     Said,
     Thought,
     Tool,
+    canonical_json,
     is_by_model,
 )
 from responses_api_models.scripted_model.draws import Draws
@@ -120,8 +119,7 @@ def _size(text: str) -> int:
 
 
 def _tool_text(tool: Tool) -> str:
-    schema = orjson.dumps(tool.parameters, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS).decode()
-    return f"{tool.name}\n{tool.description}\n{schema}"
+    return f"{tool.name}\n{tool.description}\n{canonical_json(tool.parameters).decode()}"
 
 
 def _mark(entry: Entry) -> str:

@@ -1,9 +1,8 @@
 """How the model behaves without a script: it uses the tools it is offered and answers from what they say."""
 
+import json
 import re
 from typing import Any
-
-import orjson
 
 from responses_api_models.scripted_model.conversation import (
     Called,
@@ -91,7 +90,7 @@ def _calls(tool: Tool, conversation: Conversation, draws: Draws) -> list[Called]
                 break
             arguments.append(further)
     return [
-        Called(draws.identifier("call", str(number)), tool.name, orjson.dumps(values).decode())
+        Called(draws.identifier("call", str(number)), tool.name, json.dumps(values))
         for number, values in enumerate(arguments)
     ]
 
@@ -138,4 +137,4 @@ def _fact(output: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else json.dumps(value)

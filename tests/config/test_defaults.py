@@ -74,7 +74,7 @@ def test_folders_are_absolute_and_the_home_folder_is_known(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("value", ["", "  ", 5, ["a"]])
 def test_a_folder_must_be_a_path(value: object) -> None:
-    with pytest.raises(ConfigError, match="results_dir is .*path of a folder"):
+    with pytest.raises(ConfigError, match=r"results_dir is .*path of a folder"):
         filled(results_dir=value)
 
 
@@ -87,5 +87,5 @@ def test_switches_understand_words(text: object, value: bool) -> None:
 
 @pytest.mark.parametrize("value", ["maybe", "", 2, [True]])
 def test_a_switch_is_either_on_or_off(value: object) -> None:
-    with pytest.raises(ConfigError, match="dry_run is .*either true or false"):
+    with pytest.raises(ConfigError, match=r"dry_run is .*either true or false"):
         filled(dry_run=value)

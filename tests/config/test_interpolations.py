@@ -71,7 +71,12 @@ def test_an_unset_key_is_named_once_however_many_values_need_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("${a.missing}", "a.missing"), ("${.missing}", "missing"), ("${a.${missing}}", "missing"), ("x${missing}y", "missing")],
+    [
+        ("${a.missing}", "a.missing"),
+        ("${.missing}", "missing"),
+        ("${a.${missing}}", "missing"),
+        ("x${missing}y", "missing"),
+    ],
 )
 def test_the_missing_key_is_named_in_every_form(text: str, named: str) -> None:
     (problem,) = resolved({"a": {"b": 1, "ref": text}}).problems

@@ -123,7 +123,7 @@ def test_secrets_are_masked_at_any_depth_and_the_rest_stays() -> None:
 
 
 def test_empty_values_stay_as_they_are() -> None:
-    tree = {"api_key": "", "token": None, "password": "???", "secrets": [], "credentials": {}}
+    tree: dict[str, Any] = {"api_key": "", "token": None, "password": "???", "secrets": [], "credentials": {}}
 
     assert mask_tree(tree) == tree
 

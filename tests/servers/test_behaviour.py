@@ -70,6 +70,8 @@ def test_http_exceptions_and_unknown_paths_keep_status_and_session(probe: Runnin
         answer = probe.call(path, cookies=first.cookies)
         assert answer.status == status
         assert "detail" in answer.json
+        assert answer.headers["x-nemo-gym-error-server"] == "probe_one"
+        assert answer.headers["x-nemo-gym-error-status"] == str(status)
         assert COOKIE in answer.cookies
 
 

@@ -22,7 +22,7 @@ from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
 from nemo_gym.servers.listening import listen
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
-from responses_api_models.openai_model.endpoint_errors import Settings, explained_response_error
+from responses_api_models.openai_model.endpoint_errors import Settings, explained_error
 
 MakeModel = Callable[..., OpenAIModel]
 HELLO = {"input": [{"role": "user", "content": "hello"}]}
@@ -66,6 +66,8 @@ class Endpoint:
         self.most_under_way = max(self.most_under_way, self.under_way)
         await asyncio.sleep(0.02)
         self.under_way -= 1
+        if isinstance(self.body, Response):
+            return self.body
         good = RESPONSE if request.url.path == "/v1/responses" else COMPLETION
         return JSONResponse(good if self.body is None else self.body, self.status)
 
@@ -244,10 +246,22 @@ def test_an_answer_in_another_shape_is_an_error_that_names_the_endpoint(
     assert "policy_base_url" in answer.json()
 
 
+def test_something_else_at_the_address_is_an_error_that_names_it(endpoint: Endpoint, make_model: MakeModel) -> None:
+    endpoint.body = Response("<html>Welcome</html>", media_type="text/html")
+
+    (answer,) = post(make_model(endpoint.url), "/v1/responses", HELLO)
+
+    assert answer.status_code == 500
+    assert answer.headers["x-nemo-gym-error-class"] == "MalformedResponseError"
+    assert "Welcome" in answer.json()
+    assert "Correct policy_base_url" in answer.json()
+
+
 def test_an_explained_error_can_be_pickled() -> None:
     error = ServerResponseError("http://host/v1/responses", 401, b"no")
 
-    explained = explained_response_error(error, Settings("policy_model", "http://host/v1", "m"))
+    explained = explained_error(error, Settings("policy_model", "http://host/v1", "m"))
+    assert isinstance(explained, ServerResponseError)
 
     copy = pickle.loads(pickle.dumps(explained))
     assert (type(copy), copy.status, copy.response_content) == (type(explained), 401, explained.response_content)

@@ -48,7 +48,7 @@ def test_the_first_rule_that_matches_is_used() -> None:
 
 
 def test_groups_of_a_pattern_fill_text_and_arguments() -> None:
-    call = {"name": "add", "arguments": {"a": "{x}", "b": "{y}", "note": "{x} and {y}"}}
+    call = {"name": "add", "arguments": {"a": "{x}", "b": "{y}", "note": ["{x} and {y}", {"more": "{x}"}, 1]}}
     rule = {
         "match": {"last_user_regex": r"(?P<x>\d+) plus (?P<y>\d+)"},
         "reply": {"text": "{x}+{y}={z}", "tool_call": call},
@@ -58,7 +58,7 @@ def test_groups_of_a_pattern_fill_text_and_arguments() -> None:
 
     assert said == Said("assistant", "3+4={z}")
     assert isinstance(called, Called)
-    assert json.loads(called.arguments) == {"a": 3, "b": 4.0, "note": "3 and 4"}
+    assert json.loads(called.arguments) == {"a": 3, "b": 4.0, "note": ["3 and 4", {"more": "3"}, 1]}
 
 
 def test_arguments_left_out_are_drawn_from_the_conversation_and_text_is_sent_as_it_is() -> None:

@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from responses_api_models.scripted_model.conversation import Called, Conversation, Entry, Returned, Said, Tool
 from responses_api_models.scripted_model.draws import Draws
@@ -188,3 +190,46 @@ def test_without_tools_and_script_it_still_says_something() -> None:
 
     assert isinstance(said, Said)
     assert "Good morning {friend}" in said.text
+
+
+def test_a_schema_without_bottom_is_given_up_in_time() -> None:
+    bottomless = {"type": "array", "minItems": 500, "items": {"$ref": "#"}}
+    tree = {"type": "object", "properties": {key: {"$ref": "#"} for key in "abcdef"}, "required": list("abcdef")}
+
+    for schema in (tree, {"type": "object", "properties": {"a": bottomless}, "required": ["a"]}):
+        assert len(json.dumps(arguments_for(Tool("deep", "", schema), Conversation(()), DRAWS))) < 100_000
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KEYWORDS = st.sampled_from(
+    """type properties required items enum const anyOf $ref minItems maxItems minimum maximum maxLength minLength
+    format default city""".split()  # noqa: SIM905
+)
+TYPES = st.sampled_from(["object", "array", "integer", "number", "string", "boolean", "null"])
+SCHEMAS = st.recursive(
+    st.dictionaries(KEYWORDS, JSON_VALUES | TYPES, max_size=4) | st.fixed_dictionaries({"type": TYPES}),
+    lambda inner: st.fixed_dictionaries(
+        {"type": TYPES},
+        optional={
+            "properties": st.dictionaries(st.text(min_size=1, max_size=6), inner, max_size=3),
+            "required": st.lists(st.text(max_size=6), max_size=3),
+            "items": inner,
+            "anyOf": st.lists(inner, max_size=3),
+            "$ref": st.sampled_from(["#", "#/properties/a", "#/nowhere"]),
+        },
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=SCHEMAS, text=st.text(max_size=80))
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_no_schema_and_no_text_is_too_odd(schema: dict[str, Any], text: str) -> None:
+    found = arguments_for(Tool("odd", "", schema), Conversation((Said("user", text),)), DRAWS)
+
+    assert isinstance(found, dict)
+    json.dumps(found)

@@ -1,0 +1,290 @@
+"""Send rows to their agents, so many at a time, and hand back every attempt as it ends.
+
+    async with Dispatch(rows, post, settings) as attempts:
+        async for attempt in attempts:
+            store.append(attempt.row, attempt.record())
+
+A failed call is an attempt like any other: it is handed out, and the rollout is tried again after a
+pause in which others run. Rows are read as room for them appears, and only while the attempts are being
+consumed: neither rows nor results pile up. Every wait has an end: the time a rollout may take, the
+time the run may take, and ten seconds for what is in flight when the run is stopped.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
+
+from nemo_gym.rollouts.config import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_MAX_ROLLOUT_ATTEMPTS,
+    DEFAULT_ROLLOUT_TIMEOUT_S,
+    Concurrency,
+    SharedRolloutCollectionConfig,
+)
+from nemo_gym.rollouts.failures import RetryPauses, failure_of, invalid_answer, rollout_name, rollout_timed_out
+from nemo_gym.rollouts.limits import Trial, WaitingRows
+from nemo_gym.rollouts.record import (
+    FAILURE_MESSAGE_KEY,
+    NG_FAILURE_CLASS_KEY,
+    Failure,
+    Outcome,
+    Result,
+    RolloutKey,
+    Row,
+    failure_record,
+    has_key,
+    outcome_of,
+)
+from nemo_gym.rollouts.stall import STALLED_AFTER_S, Probe, StallWatch
+from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules, Verdict
+from nemo_gym.rollouts.terminal import shown
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 10.0
+"""What rollouts in flight are given when the run is stopped."""
+_STARTS_AT_ONCE = 256
+_CANCELLED_WITHIN_S = 5.0
+
+Post: TypeAlias = Callable[[Row], Awaitable[Any]]
+"""Sends one row to its agent and returns the decoded answer; whatever it raises is a failed attempt."""
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """How many at once, how long, how often, and when to give up on the whole."""
+
+    concurrency: Concurrency = field(default_factory=lambda: Concurrency(total=DEFAULT_CONCURRENCY))
+    rollout_timeout_s: float | None = DEFAULT_ROLLOUT_TIMEOUT_S
+    run_timeout_s: float | None = None
+    fail_fast: bool = False
+    max_failure_fraction: float | None = None
+    pauses: RetryPauses = field(default_factory=RetryPauses)
+    stalled_after_s: float = STALLED_AFTER_S
+
+    @classmethod
+    def of(cls, config: SharedRolloutCollectionConfig) -> "DispatchSettings":
+        """What the options of a command say."""
+        return cls(
+            concurrency=config.concurrency,
+            rollout_timeout_s=config.rollout_timeout_s,
+            run_timeout_s=config.run_timeout_s,
+            fail_fast=config.fail_fast,
+            max_failure_fraction=config.max_failure_fraction,
+        )
+
+
+class Attempt(NamedTuple):
+    """One attempt at a rollout that has ended: with an answer, or with a failure that the collector detected."""
+
+    row: Row
+    result: Result | None
+    failure: Failure | None
+    started_at_s: float
+    """Seconds since the epoch, as `ended_at_s`."""
+    ended_at_s: float
+    is_final: bool
+    """False when the rollout is to be tried again; if the run stops before that, it is left to be resumed."""
+
+    def record(self) -> Result:
+        """What to store: the agent's answer, or the sidecar line of the failure."""
+        if self.failure is None:
+            assert self.result is not None
+            return self.result
+        started_at = datetime.fromtimestamp(self.started_at_s, UTC)
+        return failure_record(self.row, self.failure, started_at, datetime.fromtimestamp(self.ended_at_s, UTC))
+
+
+class Dispatch:
+    """The rollouts of one run while they are made."""
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        post: Post,
+        settings: DispatchSettings | None = None,
+        *,
+        attempts_left: Callable[[Row], int] = lambda row: DEFAULT_MAX_ROLLOUT_ATTEMPTS,
+        probe: Probe | None = None,
+    ) -> None:
+        """`attempts_left` says how often a rollout may be tried in this run; `probe` is for the stall watch."""
+        self._settings = settings or DispatchSettings()
+        self._post = post
+        self._attempts_left = attempts_left
+        self._waiting = WaitingRows(rows, self._settings.concurrency)
+        self._in_flight: dict[Trial, asyncio.Task[None]] = {}
+        self._ended: deque[Attempt] = deque()
+        self._pauses: dict[Trial, asyncio.TimerHandle] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._abandoned: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._rules = StopRules(self._settings.fail_fast, self._settings.max_failure_fraction)
+        self._stall = StallWatch(self._settings.stalled_after_s, probe)
+        self.stopped: Stop | None = None
+        """Why the run ended early; None when it did not."""
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that are with their agents now."""
+        return len(self._in_flight)
+
+    @property
+    def awaiting_retry(self) -> int:
+        """Rollouts that failed and will be tried again."""
+        return len(self._pauses)
+
+    def request_stop(self, *, at_once: bool = False) -> None:
+        """Start no more rollouts and, after ten seconds or at once, let go of those in flight."""
+        stop = Stop(StopKind.INTERRUPTED, "interrupted")
+        self._stop(stop, 0.0 if at_once else GRACE_S)
+
+    async def __aenter__(self) -> "Dispatch":
+        loop = self._loop = asyncio.get_running_loop()
+        settings = self._settings
+        if settings.rollout_timeout_s is None:
+            logger.warning("rollout_timeout_s is null: a rollout that never ends keeps the run from ending")
+        if settings.run_timeout_s is not None:
+            stop = Stop(StopKind.RUN_TIMEOUT, f"run_timeout_s={settings.run_timeout_s:g} is over")
+            self._timers.append(loop.call_later(settings.run_timeout_s, self._stop, stop, 0.0))
+        self._watcher = loop.create_task(self._stall.watch(lambda: list(self._in_flight)))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._start_no_more()
+        for timer in self._timers:
+            timer.cancel()
+        self._watcher.cancel()
+        self._abandon()
+        _, unwilling = await asyncio.wait([self._watcher, *self._abandoned], timeout=_CANCELLED_WITHIN_S)
+        if unwilling:
+            logger.warning("%d calls could not be cancelled and were left behind", len(unwilling))
+
+    def __aiter__(self) -> "Dispatch":
+        return self
+
+    async def __anext__(self) -> Attempt:
+        while True:
+            may_start_more = self._start_waiting()
+            if self._ended:
+                return self._ended.popleft()
+            if may_start_more:
+                await asyncio.sleep(0)
+                continue
+            if not self._in_flight and self._waiting.is_empty:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        if self._waiting.error is not None:
+            raise self._waiting.error
+        raise StopAsyncIteration
+
+    def _start_waiting(self) -> bool:
+        """Start what may start now; whether that was cut short to let the event loop turn."""
+        total = self._settings.concurrency.total
+        for _ in range(_STARTS_AT_ONCE):
+            if total is not None and len(self._in_flight) >= total:
+                return False
+            trial = self._waiting.take()
+            if trial is None:
+                return False
+            trial.started_s, trial.started_at_s = self._loop.time(), time.time()
+            self._in_flight[trial] = self._loop.create_task(self._try(trial))
+        return True
+
+    async def _try(self, trial: Trial) -> None:
+        timeout_s = self._settings.rollout_timeout_s
+        result: Any = None
+        failure: Failure | None = None
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                result = await self._post(trial.row)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            failure = failure_of(error, trial.agent)  # something inside the call was cancelled, not the rollout
+        except Exception as error:  # noqa: BLE001 - the one place that records a failed call as data
+            if isinstance(error, TimeoutError) and deadline.expired() and timeout_s is not None:
+                failure = rollout_timed_out(timeout_s, trial.agent)
+            else:
+                failure = failure_of(error, trial.agent)
+        if failure is None and not isinstance(result, dict):
+            failure = invalid_answer(result, trial.agent)
+        self._end(trial, None if failure else result, failure)
+
+    def _end(self, trial: Trial, result: Result | None, failure: Failure | None) -> None:
+        if self._in_flight.pop(trial, None) is None:
+            return  # it was let go before
+        self._waiting.give_back_room(trial.agent)
+        self._stall.sign_of_life(self._loop.time())
+        is_final = failure is None or trial.number >= self._attempts_left(trial.row)
+        self._ended.append(Attempt(trial.row, result, failure, trial.started_at_s, time.time(), is_final))
+        stop = self._rules.after(_verdict(trial, result, failure, is_final))
+        if stop is not None:
+            self._stop(stop, GRACE_S)
+        if not is_final and self.stopped is None:
+            self._pause(trial)
+        self._changed.set()
+
+    def _pause(self, trial: Trial) -> None:
+        self._waiting.paused += 1
+        pause_s = self._settings.pauses.after(trial.number)
+        self._pauses[trial] = self._loop.call_later(pause_s, self._retry, trial)
+
+    def _retry(self, trial: Trial) -> None:
+        del self._pauses[trial]
+        self._waiting.add_retry(trial.next())
+        self._changed.set()
+
+    def _stop(self, stop: Stop, grace_s: float) -> None:
+        if self.stopped is None:
+            self.stopped = stop
+            self._start_no_more()
+            if self._in_flight and grace_s:
+                logger.warning(
+                    "Stopping: %s. No new rollouts; the %d in flight get %g s", stop.message, self.in_flight, grace_s
+                )
+            else:
+                logger.warning("Stopping: %s", stop.message)
+        if grace_s:
+            self._timers.append(self._loop.call_later(grace_s, self._abandon))
+        else:
+            self._abandon()
+        self._changed.set()
+
+    def _start_no_more(self) -> None:
+        for pause in self._pauses.values():
+            pause.cancel()
+        self._pauses.clear()
+        self._waiting.close()
+
+    def _abandon(self) -> None:
+        """Let go of what is in flight; what has ended already is still handed out."""
+        self._abandoned.extend(self._in_flight.values())
+        for task in self._in_flight.values():
+            task.cancel()
+        self._in_flight.clear()
+        self._changed.set()
+
+
+def _verdict(trial: Trial, result: Result | None, failure: Failure | None, is_final: bool) -> Verdict:
+    if failure is not None:
+        key = RolloutKey.of(trial.row) if has_key(trial.row) else None
+        message = f"{rollout_name(trial.row)}: {failure.message}"
+        return Verdict(trial.agent, key, Outcome.FAILURE, is_final, failure.failure_class, message)
+    assert result is not None
+    outcome = outcome_of(result)
+    if outcome is not Outcome.FAILURE:
+        return Verdict(trial.agent, None, outcome, is_final)
+    key = RolloutKey.of(trial.row) if has_key(trial.row) else None
+    failure_class = result[NG_FAILURE_CLASS_KEY]
+    message = f"{rollout_name(trial.row)}: {shown(failure_class)} {shown(result.get(FAILURE_MESSAGE_KEY) or '')}"
+    return Verdict(trial.agent, key, outcome, is_final, failure_class, message)

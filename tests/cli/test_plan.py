@@ -1,0 +1,167 @@
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from nemo_gym.cli.plan import PlannedServer, PlanSettings, plan_servers
+from nemo_gym.config.instances import find_instances
+from nemo_gym.errors import ConfigError
+from nemo_gym.paths import PARENT_DIR
+
+
+def instance(server_type: str, implementation: str, **block: Any) -> dict[str, Any]:
+    domain = {"domain": "other"} if server_type == "resources_servers" else {}
+    address = {"host": "127.0.0.1", "port": 1}
+    return {server_type: {implementation: {"entrypoint": "app.py", **address, **domain, **block}}}
+
+
+def plan(settings: PlanSettings | None = None, **instances: dict[str, Any]) -> list[PlannedServer]:
+    found, almost = find_instances(OmegaConf.create(instances))
+    assert not almost
+    return plan_servers(found, settings or PlanSettings())
+
+
+def plan_one(settings: PlanSettings | None = None, **block: Any) -> PlannedServer:
+    return plan(settings, mine=instance("resources_servers", "mine", **block))[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A server somebody wrote, below the current folder."""
+    folder = tmp_path / "resources_servers" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "app.py").touch()
+    (folder / "requirements.txt").write_text("-e nemo-gym[dev] @ ../../\nnumpy\n")
+    return folder
+
+
+def test_servers_of_this_distribution_are_hosted() -> None:
+    planned = plan(
+        agent=instance("responses_api_agents", "simple_agent"),
+        tool=instance("resources_servers", "example_single_tool_call"),
+    )
+    assert [server.isolation for server in planned] == ["hosted", "hosted"]
+    assert planned[0].folder == PARENT_DIR / "responses_api_agents" / "simple_agent"
+    assert planned[0].alone == "process"
+
+
+def test_a_users_folder_of_the_same_name_is_the_users_and_not_hosted(tmp_path: Path) -> None:
+    shadow = tmp_path / "responses_api_agents" / "simple_agent"
+    shadow.mkdir(parents=True)
+    (shadow / "app.py").touch()
+    (shadow / "requirements.txt").touch()
+    planned = plan(agent=instance("responses_api_agents", "simple_agent"))[0]
+    assert planned.folder == shadow
+    assert planned.isolation == "process"
+
+
+def test_a_server_from_elsewhere_gets_its_own_process_in_the_running_environment_if_that_will_do(folder: Path) -> None:
+    assert plan_one().isolation == "process"
+    (folder / "requirements.txt").write_text("surely-not-installed\n")
+    assert plan_one().isolation == "venv"
+
+
+@pytest.mark.parametrize(
+    ("asked", "requirements", "expected"),
+    [
+        ("hosted", "", "hosted"),
+        ("hosted", "surely-not-installed", "hosted"),
+        ("process", "", "process"),
+        ("process", "surely-not-installed", "venv"),
+        ("venv", "", "venv"),
+    ],
+)
+def test_isolation_in_the_block_decides(folder: Path, asked: str, requirements: str, expected: str) -> None:
+    (folder / "requirements.txt").write_text(requirements)
+    planned = plan_one(isolation=asked)
+    assert planned.isolation == expected
+    assert planned.alone == ("venv" if requirements or asked == "venv" else "process")
+
+
+def test_process_can_be_forced_for_a_server_of_this_distribution() -> None:
+    assert plan(agent=instance("responses_api_agents", "simple_agent", isolation="process"))[0].isolation == "process"
+
+
+def test_several_workers_need_processes_of_their_own(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert plan(agent=instance("responses_api_agents", "simple_agent", num_workers=2))[0].isolation == "process"
+    with caplog.at_level(logging.WARNING):
+        assert plan_one(isolation="hosted", num_workers=2).isolation == "process"
+    assert "num_workers is 2" in caplog.text
+
+
+def test_an_unknown_isolation_is_refused_with_the_choices(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'mine'.*isolation: alone.*hosted, process, venv"):
+        plan_one(isolation="alone")
+
+
+def test_another_python_needs_an_environment(folder: Path) -> None:
+    assert plan_one(PlanSettings(python_version="3.99")).isolation == "venv"
+
+
+def test_a_project_that_excludes_the_python_is_refused(folder: Path) -> None:
+    (folder / "requirements.txt").unlink()
+    (folder / "pyproject.toml").write_text('[project]\nname = "x"\nrequires-python = ">=3.98"\n')
+    with pytest.raises(ConfigError, match=r"'mine'.*requires Python >=3\.98.*\+python_version="):
+        plan_one()
+    assert plan_one(PlanSettings(python_version="3.99")).isolation == "venv"
+
+
+def test_an_environment_that_is_there_is_used_as_it_is_when_asked_for(folder: Path, tmp_path: Path) -> None:
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    skip = PlanSettings(skip_venv_if_present=True, uv_venv_dir=str(PARENT_DIR))
+    assert plan_one(skip).present_python is None
+    (python.parent / "activate").touch()
+    assert plan_one(skip).present_python == python
+    assert plan_one(skip).isolation == "venv"
+    assert plan_one().present_python is None
+
+    elsewhere = tmp_path / "venvs" / "resources_servers" / "mine" / ".venv" / "bin"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "python").touch()
+    (elsewhere / "activate").touch()
+    moved = PlanSettings(skip_venv_if_present=True, uv_venv_dir=str(tmp_path / "venvs"))
+    assert plan_one(moved).present_python == elsewhere / "python"
+
+
+def test_the_entrypoint_must_be_a_relative_path_of_an_existing_file(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"'mine'.*must be relative to the server's folder"):
+        plan_one(entrypoint=str(folder / "app.py"))
+    with pytest.raises(RuntimeError, match=r"`entrypoint: ap\.py` does not exist in .*did you mean 'app\.py'"):
+        plan_one(entrypoint="ap.py")
+
+
+def test_a_folder_that_is_nowhere_is_reported_with_every_place_and_a_suggestion(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(mine=instance("resources_servers", "mime"))
+    message = str(caught.value)
+    assert "did you mean 'mine'?" in message
+    assert str(folder.with_name("mime")) in message
+    assert str(PARENT_DIR / "resources_servers" / "mime") in message
+
+
+def test_everything_that_is_wrong_is_reported_at_once(folder: Path) -> None:
+    (folder / "requirements.txt").unlink()
+    with pytest.raises(ConfigError) as caught:
+        plan(
+            first=instance("resources_servers", "mine"),
+            second=instance("responses_api_agents", "nowhere"),
+            third=instance("responses_api_agents", "simple_agent"),
+        )
+    message = str(caught.value)
+    assert "2 servers cannot be started" in message
+    assert "'first': Missing pyproject.toml or requirements.txt" in message
+    assert "'second'" in message
+
+
+def test_extra_roots_come_first(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = tmp_path / "extra" / "resources_servers" / "mine"
+    extra.mkdir(parents=True)
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(tmp_path / "extra"))
+    assert plan_one().folder == folder
+    (extra / "requirements.txt").touch()
+    (extra / "app.py").touch()
+    assert plan_one().folder == extra

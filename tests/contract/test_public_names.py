@@ -1,0 +1,104 @@
+"""Names that programs outside this project import. They stay importable for ever."""
+
+import importlib
+
+import pytest
+
+import nemo_gym
+
+# To be added as soon as the module exists: nemo_gym.rollout_collection (RolloutCollectionHelper,
+# RolloutAggregationHelper, raise_for_status, is_global_aiohttp_client_request_debug_enabled), nemo_gym.reward_profile,
+# nemo_gym.prompt (_resolve_path), nemo_gym.server_status (StatusCommand), nemo_gym.train_data_utils,
+# nemo_gym.benchmarks, responses_api_models.vllm_model.app (VLLMModel).
+CONTRACT = {
+    "nemo_gym": """
+        AggregateMetrics AggregateMetricsRequest BaseMultiRewardVerifyResponse BaseResourcesServerConfig
+        BaseResponsesAPIAgentConfig BaseResponsesAPIModelConfig BaseRunRequest BaseRunServerInstanceConfig
+        BaseSeedSessionRequest BaseSeedSessionResponse BaseServerConfig BaseVerifyRequest BaseVerifyResponse CACHE_DIR
+        Domain ModelServerRef NeMoGymAsyncOpenAI NeMoGymChatCompletion NeMoGymChatCompletionCreateParamsNonStreaming
+        NeMoGymResponse NeMoGymResponseCreateParamsNonStreaming PARENT_DIR RESULTS_DIR ROOT_DIR ReverifyMode
+        SESSION_ID_KEY ServerClient SimpleResourcesServer SimpleResponsesAPIAgent SimpleResponsesAPIModel WORKING_DIR
+        __package_name__ __version__ get_response_json raise_for_status
+    """,
+    "nemo_gym.cli": "GlobalConfigDictParserConfig RunHelper",
+    "nemo_gym.global_config": """
+        AGENT_REF_KEY_NAME CONFIG_PATHS_KEY_NAME DEFAULT_HEAD_SERVER_PORT DEFAULT_HOST_KEY_NAME
+        DISALLOWED_PORTS_KEY_NAME DRY_RUN_KEY_NAME DictConfig ENTRYPOINT_KEY_NAME GlobalConfigDictParser
+        GlobalConfigDictParserConfig HEAD_SERVER_DEPS_KEY_NAME HEAD_SERVER_KEY_NAME HF_TOKEN_KEY_NAME
+        NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME NEMO_GYM_LOG_DIR_KEY_NAME
+        NEMO_GYM_RESERVED_TOP_LEVEL_KEYS OmegaConf PIP_INSTALL_VERBOSE_KEY_NAME POLICY_API_KEY_KEY_NAME
+        POLICY_BASE_URL_KEY_NAME POLICY_MODEL_KEY_NAME POLICY_MODEL_NAME_KEY_NAME PORT_RANGE_HIGH_KEY_NAME
+        PORT_RANGE_LOW_KEY_NAME PYTHON_VERSION_KEY_NAME RAY_HEAD_NODE_ADDRESS_KEY_NAME
+        RESPONSES_CREATE_PARAMS_KEY_NAME RESPONSE_KEY_NAME ROLLOUT_INDEX_KEY_NAME SKIP_VENV_IF_PRESENT_KEY_NAME
+        TASK_INDEX_KEY_NAME USE_ABSOLUTE_IP_KEY_NAME UV_CACHE_DIR_KEY_NAME UV_PIP_SET_PYTHON_KEY_NAME
+        UV_VENV_DIR_KEY_NAME _GLOBAL_CONFIG_DICT _find_open_port_using_range find_open_port
+        get_first_server_config_dict get_global_config_dict get_hf_token get_wandb_run maybe_get_global_config_dict
+        set_global_config_dict
+    """,
+    "nemo_gym.config_types": """
+        AGENT_REF_KEY AgentServerRef AggregateMetrics AggregateMetricsRequest AlmostServerError BaseNeMoGymCLIConfig
+        BaseRunServerConfig BaseRunServerInstanceConfig BaseRunServerTypeConfig BaseServerConfig
+        BaseUploadJsonlDatasetHuggingFaceConfig BenchmarkDatasetConfig ConfigError ConfigInterpolationError
+        ConfigMissingValuesError ConfigPathNotFoundError DatasetConfig DatasetType DeleteJsonlDatasetGitlabConfig
+        Domain DownloadJsonlDatasetGitlabConfig DownloadJsonlDatasetHuggingFaceConfig InheritPathNotFoundError
+        JsonlDatasetGitlabIdentifer JsonlDatasetHuggingFaceIdentifer MalformedConfigPathsError ModelServerRef
+        NoServerInstancesError ResourcesServerInstanceConfig ResourcesServerRef ResourcesServerTypeConfig
+        ResponsesAPIAgentServerInstanceConfig ResponsesAPIAgentServerTypeConfig
+        ResponsesAPIModelServerInstanceConfig ResponsesAPIModelServerTypeConfig ServerInstanceConfig ServerRef
+        ServerRefNotFoundError UploadJsonlDatasetGitlabConfig UploadJsonlDatasetHuggingFaceConfig
+        UploadJsonlDatasetHuggingFaceMaybeDeleteConfig WANDBConfig is_almost_server is_server_ref
+        maybe_get_server_instance_config
+    """,
+    "nemo_gym.openai_utils": """
+        NeMoGymAsyncOpenAI NeMoGymChatCompletion NeMoGymChatCompletionCreateParamsNonStreaming
+        NeMoGymChatCompletionMessage NeMoGymChatCompletionMessageForTraining NeMoGymChatCompletionMessageToolCall
+        NeMoGymChatCompletionToolParam NeMoGymChoice NeMoGymEasyInputMessage NeMoGymEasyInputMessageForTraining
+        NeMoGymFunction NeMoGymFunctionCallOutput NeMoGymFunctionDefinition NeMoGymFunctionToolParam NeMoGymMessage
+        NeMoGymMessageForTraining NeMoGymResponse NeMoGymResponseCreateParamsNonStreaming
+        NeMoGymResponseFunctionToolCall NeMoGymResponseFunctionToolCallForTraining NeMoGymResponseInput
+        NeMoGymResponseInputItem NeMoGymResponseOutputItem NeMoGymResponseOutputMessage
+        NeMoGymResponseOutputMessageForTraining NeMoGymResponseOutputRefusal NeMoGymResponseOutputText
+        NeMoGymResponseReasoningItem NeMoGymResponseReasoningItemForTraining NeMoGymResponseUsage NeMoGymSummary
+        RATE_LIMIT_ERROR_CODES RESPONSES_TO_TRAIN RETRY_ERROR_CODES TokenIDLogProbMixin accumulate_response_usage
+        training_variant_of
+    """,
+    "nemo_gym.server_utils": """
+        BaseRunServerInstanceConfig BaseServer BaseServerConfig ClientResponse DictConfig
+        GlobalAIOHTTPAsyncClientConfig HEAD_SERVER_KEY_NAME HeadServer OmegaConf SESSION_ID_KEY ServerClient
+        ServerInstanceDisplayConfig ServerStatus SimpleServer get_global_aiohttp_client get_global_config_dict
+        get_response_json get_server_url global_aiohttp_client_exit is_global_aiohttp_client_request_debug_enabled
+        is_global_aiohttp_client_setup is_nemo_gym_fastapi_entrypoint raise_for_status request
+        set_global_aiohttp_client
+    """,
+    "nemo_gym.base_resources_server": """
+        BaseResourcesServerConfig BaseRunRequest BaseSeedSessionRequest BaseSeedSessionResponse BaseVerifyRequest
+        BaseVerifyResponse SimpleResourcesServer
+    """,
+    "nemo_gym.base_responses_api_agent": "BaseResponsesAPIAgentConfig Body SimpleResponsesAPIAgent",
+    "nemo_gym.base_responses_api_model": "BaseResponsesAPIModelConfig Body SimpleResponsesAPIModel",
+}
+
+
+@pytest.mark.parametrize("module", CONTRACT)
+def test_public_names_stay_importable(module: str) -> None:
+    loaded = importlib.import_module(module)
+
+    missing = [name for name in CONTRACT[module].split() if not hasattr(loaded, name)]
+
+    assert missing == [], f"{module} no longer offers {missing}; programs outside import them"
+
+
+def test_the_package_offers_what_it_lists_and_nothing_else() -> None:
+    assert [name for name in nemo_gym.__all__ if not hasattr(nemo_gym, name)] == []
+    assert not hasattr(nemo_gym, "no_such_name")
+
+
+def test_parsers_keep_the_methods_that_others_call_and_replace() -> None:
+    from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
+
+    methods = ["parse", "parse_no_environment", "filter_for_server_instance_configs", "_recursively_hide_secrets"]
+    fields = {"dotenv_path", "initial_global_config_dict", "skip_load_from_cli", "skip_load_from_dotenv", "offline"}
+
+    assert all(callable(getattr(GlobalConfigDictParser, method)) for method in methods)
+    assert {*fields, "hide_secrets"} <= set(GlobalConfigDictParserConfig.model_fields)
+    assert "policy_model" in GlobalConfigDictParserConfig.NO_MODEL_GLOBAL_CONFIG_DICT
