@@ -99,8 +99,7 @@ def test_a_file_written_aside_replaces_the_old_one_when_complete(tmp_path: Path)
 def test_a_file_written_aside_vanishes_when_writing_fails(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("old")
-    with pytest.raises(KeyError), write_aside(path) as file:
-        file.write(b"new")
-        raise KeyError
+    with pytest.raises(TypeError), write_aside(path) as file:
+        file.writelines([b"new", "no bytes"])  # type: ignore[list-item]
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.jsonl"]

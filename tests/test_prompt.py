@@ -156,9 +156,9 @@ def test_materialized_prompts_are_written_as_ascii_json_with_their_source(tmp_pa
     output = tmp_path / "deep" / "er" / "out.jsonl"
     assert materialize_prompts(str(rows), str(prompt), str(output)) == 1
     expected = (
-        '{"question": "Gr\\u00f6\\u00dfe?", "persona": "X", "responses_create_params": {"input": [{"role": "system", '
-        '"content": "Answer as X."}, {"role": "user", "content": "Gr\\u00f6\\u00dfe?\\nPut the result in \\\\boxed{}."}]}, '
-        '"prompt_config_used": "%s"}\n'
+        '{"question": "Gr\\u00f6\\u00dfe?", "persona": "X", "responses_create_params": {"input": [{"role": '
+        '"system", "content": "Answer as X."}, {"role": "user", "content": "Gr\\u00f6\\u00dfe?\\nPut the result '
+        'in \\\\boxed{}."}]}, "prompt_config_used": "%s"}\n'
     )
     assert output.read_text() == expected.replace("%s", str(prompt))
 

@@ -10,11 +10,14 @@ from nemo_gym.tables import new_table, print_table
 
 
 def print_instances(
-    head_url: str, instances: Sequence[ServerInstanceDisplayConfig], took_s: Mapping[tuple[str, int], float]
+    head_url: str,
+    run_id: str,
+    instances: Sequence[ServerInstanceDisplayConfig],
+    took_s: Mapping[tuple[str, int], float],
 ) -> None:
     """Print the head server and every instance to stdout."""
     table = new_table("server", "kind", "URL", "pid", "isolation", "ready after")
-    table.add_row("head server", "head", head_url, str(os.getpid()), "this process", "")
+    table.add_row("head server", Text(f"run {run_id}"), head_url, str(os.getpid()), "this process", "")
     for instance in instances:
         name, replica = str(instance.process_name), instance.replica or 0
         seconds = took_s.get((name, replica))

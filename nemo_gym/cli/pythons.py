@@ -5,7 +5,7 @@ What builds environments is imported only when one may have to be built.
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from nemo_gym.cli.environment import Workshop
 
 _BUILT_AT_ONCE = 4
+_LOOK_EVERY_S = 0.1
 
 
 class Pythons:
     """Finds interpreters, building environments where there is none yet."""
 
-    def __init__(self, config: DictConfig, settings: RunConfig, warden: Warden, stop: threading.Event) -> None:
+    def __init__(
+        self, config: DictConfig, settings: RunConfig, warden: Warden, should_stop: Callable[[], bool]
+    ) -> None:
         self._config = config
         self._settings = settings
         self._warden = warden
-        self._stop = stop
+        self._should_stop = should_stop
         self._has_failed = threading.Event()
 
     def prepare(self, servers: Sequence[PlannedServer]) -> None:
@@ -79,7 +82,7 @@ class Pythons:
             variables={"UV_CACHE_DIR": settings.uv_cache_dir} if settings.uv_cache_dir else {},
             timeout_s=settings.environment_timeout_s,
             warden=self._warden,
-            should_stop=lambda: self._stop.is_set() or self._has_failed.is_set(),
+            should_stop=lambda: self._should_stop() or self._has_failed.is_set(),
         )
 
     def _build(self, servers: Sequence[PlannedServer]) -> Path:
@@ -102,6 +105,11 @@ def environments_folder(config: DictConfig, settings: RunConfig) -> Path:
 
 def _results(futures: "Sequence[Future[Path]]") -> None:
     """Wait for all; the failures as one error."""
+    from concurrent.futures import wait
+
+    # In steps: a thread that waits without end never gets to run its signal handlers.
+    while wait(futures, _LOOK_EVERY_S).not_done:
+        pass
     failures = [error for future in futures if (error := future.exception()) is not None]
     told = [str(error) for error in failures if isinstance(error, EnvironmentBuildError)]
     expected = (EnvironmentBuildError, KeyboardInterrupt)

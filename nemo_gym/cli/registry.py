@@ -50,8 +50,25 @@ class CommandInfo:
 
 
 _OWN = "nemo_gym.schemas.cli_config"
+_RUN = "nemo_gym.schemas.run_config"
 
 COMMANDS = (
+    CommandInfo("run", SERVERS, "Start the configured servers and keep them running", f"{_RUN}:RunConfig"),
+    CommandInfo("status", SERVERS, "List the running servers and their health", f"{_RUN}:StatusConfig"),
+    CommandInfo("run", SERVERS, "Start the servers of a configuration", "nemo_gym.schemas.run_config:RunConfig"),
+    CommandInfo("status", SERVERS, "List the running servers", "nemo_gym.schemas.run_config:StatusConfig"),
+    CommandInfo(
+        "collect_rollouts",
+        ROLLOUTS,
+        "Collect rollouts from running servers",
+        "nemo_gym.rollouts.config:RolloutCollectionConfig",
+    ),
+    CommandInfo(
+        "materialize_prompts",
+        DATA,
+        "Apply a prompt template to a data set",
+        "nemo_gym.prompt:MaterializePromptsConfig",
+    ),
     CommandInfo("validate", CONFIGURATION, "Check a configuration, list every problem", f"{_OWN}:ValidateConfig"),
     CommandInfo("dump_config", CONFIGURATION, "Print the resolved configuration as YAML", f"{_OWN}:DumpConfigConfig"),
     CommandInfo("help", HELP, "List the commands", f"{_OWN}:HelpConfig"),

@@ -59,9 +59,10 @@ class RunHelper:
     """Calls the servers of this run; there once `start` has returned."""
 
     def __init__(self) -> None:
-        self._stop = threading.Event()
+        self._is_stopping = False  # no Event: setting one in a signal handler can deadlock with waiting for it
         self._shutdown_lock = threading.RLock()
         self._grace_s: float | None = None
+        self._run_id = ""
         self._settings = RunConfig()
         self._fleet: Fleet | None = None
         self._warden: Warden | None = None
@@ -82,7 +83,9 @@ class RunHelper:
             ServerStartError: a server cannot be started or does not answer in time.
             ServerCrashedError: a server ended before it was ready.
         """
-        self._stop.clear()
+        if self._fleet is not None:
+            raise ServerStartError("this helper has started its servers already; call shutdown() before start()")
+        self._is_stopping = False
         self._grace_s = None
         config = _load_config(global_config_dict_parser_config)
         try:
@@ -98,7 +101,7 @@ class RunHelper:
         from nemo_gym.cli.instance_table import print_instances
 
         head_url = base_url(Address(self._head.config.host, self._head.config.port))
-        print_instances(head_url, self._fleet.instances(), self._fleet.start_seconds())
+        print_instances(head_url, self._run_id, self._fleet.instances(), self._fleet.start_seconds())
 
     def poll(self) -> None:
         """Check that everything runs; with `restart_crashed_servers`, start again what does not.
@@ -114,10 +117,11 @@ class RunHelper:
     def run_forever(self) -> None:
         """Watch the servers until `request_stop`, Ctrl-C or a crash, then stop everything."""
         try:
-            while self._fleet is not None and not self._stop.wait(POLL_EVERY_S):
+            while self._fleet is not None and not self._is_stopping:
                 self.poll()
+                time.sleep(POLL_EVERY_S)
         except KeyboardInterrupt:
-            self._stop.set()
+            self._is_stopping = True
         finally:
             self.shutdown()
 
@@ -127,11 +131,11 @@ class RunHelper:
         Safe to call from a signal handler.
         """
         self._grace_s = 0.0 if at_once else None
-        self._stop.set()
+        self._is_stopping = True
 
     def shutdown(self) -> None:
         """Stop every server and the head server; a second call does nothing."""
-        self._stop.set()
+        self._is_stopping = True
         with self._shutdown_lock:
             fleet = self._fleet
             try:
@@ -148,17 +152,18 @@ class RunHelper:
     def _start(self, config: DictConfig) -> None:
         self._settings = settings = validate_options(RunConfig, config, "ng_run")
         planned = _plan(config, settings)
-        _identify_run(config)
+        self._run_id = _identify_run(config)
         if not settings.dry_run:
             _check_ports(config, planned)
         self._warden = warden = Warden()
-        pythons = Pythons(config, settings, warden, self._stop)
+        pythons = Pythons(config, settings, warden, lambda: self._is_stopping)
         pythons.prepare(planned)
         self._config_file = write_config_file(config)
         warden.remove(self._config_file)
-        context = RunContext(
-            config, self._config_file, settings, warden, log_folder=open_log_folder(settings.nemo_gym_log_dir)
-        )
+        log_folder = open_log_folder(settings.nemo_gym_log_dir)
+        if log_folder is not None:
+            logger.info("the output of the servers goes to %s", log_folder)
+        context = RunContext(config, self._config_file, settings, warden, log_folder)
         self._fleet = Fleet(context, lambda server: Alone(server, pythons.python_for(server), context))
         self._start_processes(planned, context, pythons)
         if not settings.dry_run:
@@ -188,7 +193,7 @@ class RunHelper:
         assert self._fleet is not None
         tell_at_s = time.monotonic() + _TELL_EVERY_S
         while not self._fleet.is_ready:
-            if self._stop.is_set():
+            if self._is_stopping:
                 raise KeyboardInterrupt
             self._check_head()
             self._fleet.step(_STEP_S)
@@ -254,12 +259,13 @@ def _plan(config: DictConfig, settings: RunConfig) -> list[PlannedServer]:
     )
 
 
-def _identify_run(config: DictConfig) -> None:
+def _identify_run(config: DictConfig) -> str:
     """Give the run its name, and the secret that makes sessions survive the restart of a server."""
     if not config.get(RUN_ID_KEY_NAME):
         config[RUN_ID_KEY_NAME] = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     if not config.get(SESSION_SECRET_KEY_NAME):
         config[SESSION_SECRET_KEY_NAME] = secrets.token_hex(32)
+    return str(config[RUN_ID_KEY_NAME])
 
 
 def _check_ports(config: DictConfig, planned: Sequence[PlannedServer]) -> None:

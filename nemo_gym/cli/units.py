@@ -167,6 +167,8 @@ class Host(Unit):
     def _listen(self, descriptor: int, child: ChildProcess) -> None:
         with os.fdopen(descriptor, encoding="utf-8") as stream:
             for line in stream:
+                if not line.endswith("\n"):  # killed while it was writing
+                    return
                 told = json.loads(line)
                 self._context.events.put(Event(child, told.pop("event"), told.pop("name"), told))
 

@@ -118,7 +118,7 @@ class _Directives:
             for _, path in _sources(node, where):
                 inherited = lay_over(inherited, self._look_up_in_source(path, part), self._expand)
             if part in _names_to_delete(node):
-                own, inherited = (ABSENT, inherited) if own is not ABSENT else (ABSENT, ABSENT)
+                own, inherited = ABSENT, ABSENT if own is ABSENT else inherited
         return self._descend(own, inherited, rest, child_path(where, node, part))
 
     def _look_up_in_source(self, path: str, part: str) -> Any:

@@ -17,11 +17,11 @@ from nemo_gym.keys import (
     COPY_KEY_NAME,
     ENTRYPOINT_KEY_NAME,
     ERROR_ON_ALMOST_SERVERS_KEY_NAME,
+    INHERIT_FROM_KEY_NAME,
     MASK,
     MODELS_TYPE,
     NEMO_GYM_RESERVED_TOP_LEVEL_KEYS,
     POLICY_MODEL_KEY_NAME,
-    SERVER_TYPES,
 )
 from nemo_gym.schemas.server_config import (
     ServerInstanceConfig,
@@ -64,14 +64,19 @@ def copy_aliases(tree: Tree) -> None:
 
 def _copied(value: Any, tree: Tree) -> Any:
     block = as_block(value) if isinstance(value, str) else None
-    source = value_at(tree, block[COPY_KEY_NAME]) if block and COPY_KEY_NAME in block else None
-    is_server = server_types_in(source) or (isinstance(source, Mapping) and any(_names_entrypoint(source)))
-    return block if is_server else value
+    return block if block is not None and _leads_to_server(block, tree) else value
 
 
-def _names_entrypoint(node: Mapping[Any, Any]) -> Iterator[bool]:
-    yield ENTRYPOINT_KEY_NAME in node
-    yield from (isinstance(inner, Mapping) and ENTRYPOINT_KEY_NAME in inner for inner in node.values())
+def _leads_to_server(value: Any, tree: Tree, hops: int = 20) -> bool:
+    """Whether a value is a server or part of one, or refers to one through no more than `hops` others."""
+    block = as_block(value) if isinstance(value, str) else value
+    if not isinstance(block, Mapping) or not hops:
+        return False
+    inner = [block, *(inside for inside in block.values() if isinstance(inside, Mapping))]
+    if server_types_in(block) or any(ENTRYPOINT_KEY_NAME in each for each in inner):
+        return True
+    source = block.get(COPY_KEY_NAME) or block.get(INHERIT_FROM_KEY_NAME)
+    return isinstance(source, str) and _leads_to_server(value_at(tree, source), tree, hops - 1)
 
 
 def find_instances(
@@ -133,16 +138,12 @@ def almost_server_problems(almost: Mapping[str, ValidationError], config: Mappin
 
 
 def readable_errors(error: ValidationError) -> list[str]:
-    """`where -> in -> the block: what is wrong`, without the noise of server types that were not meant."""
-    found = error.errors(include_url=False)
-    named = {str(item["loc"][0]) for item in found if item["loc"] and item["type"] != "missing"}
+    """`where -> in -> the block: what is wrong`, the choices for one place on one line."""
     lines: dict[str, str] = {}
     choices: dict[str, list[str]] = {}
-    for item in found:
-        location = [str(part) for part in item["loc"]]
-        if item["type"] == "missing" and len(location) == 1 and location[0] in SERVER_TYPES and named - {location[0]}:
-            continue
-        where = " -> ".join(location) or "the block"
+    for item in error.errors(include_url=False):
+        parts = [str(part) for part in item["loc"] if not str(part).startswith("literal[")]  # a union's member
+        where = " -> ".join(parts) or "the block"
         given = _given_value(item)
         if item["type"] in ("literal_error", "enum"):
             expected = str(item.get("ctx", {}).get("expected", ""))

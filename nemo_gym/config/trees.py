@@ -6,6 +6,7 @@ as much per value. `${...}` stays text here.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final, TypeAlias
 
 from nemo_gym.keys import COPY_KEY_NAME, INHERIT_FROM_KEY_NAME, MISSING
@@ -101,10 +102,10 @@ def lay_over(base: Any, over: Any, expand: Callable[[str], Any] = as_block) -> A
 
 
 def merge_trees(trees: Sequence[Mapping[Any, Any]]) -> Tree:
-    """All trees in one, later ones on top; names at the top are text even where YAML reads a number."""
+    """All trees in a new one, later ones on top; names at the top are text even where YAML reads a number."""
     merged: Tree = {}
     for tree in trees:
-        merged = lay_over(merged, {str(key): value for key, value in tree.items()})
+        merged = lay_over(merged, {str(key): deepcopy(value) for key, value in tree.items()})
     return merged
 
 

@@ -149,7 +149,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def _empty_table(bits: int) -> "array[int]":
-    return array("Q", bytes(8 << bits))
+    return array("Q", (0,)) * (1 << bits)
 
 
 def _fits(index: Any) -> bool:

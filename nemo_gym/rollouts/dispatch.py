@@ -28,22 +28,20 @@ from nemo_gym.rollouts.config import (
     SharedRolloutCollectionConfig,
 )
 from nemo_gym.rollouts.failures import RetryPauses, failure_of, invalid_answer, rollout_name, rollout_timed_out
-from nemo_gym.rollouts.limits import Trial, WaitingRows
+from nemo_gym.rollouts.limits import MAX_SET_ASIDE, Trial, WaitingRows
 from nemo_gym.rollouts.record import (
     FAILURE_MESSAGE_KEY,
     NG_FAILURE_CLASS_KEY,
     Failure,
     Outcome,
     Result,
-    RolloutKey,
     Row,
     failure_record,
-    has_key,
+    key_or_none,
     outcome_of,
 )
 from nemo_gym.rollouts.stall import STALLED_AFTER_S, Probe, StallWatch
 from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules, Verdict
-from nemo_gym.rollouts.terminal import shown
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +170,11 @@ class Dispatch:
 
     async def __anext__(self) -> Attempt:
         while True:
-            may_start_more = self._start_waiting()
-            if self._ended:
-                return self._ended.popleft()
-            if may_start_more:
+            attempt = self._ended.popleft() if self._ended else None
+            was_cut_short = self._start_waiting()
+            if attempt is not None:
+                return attempt
+            if was_cut_short:
                 await asyncio.sleep(0)
                 continue
             if not self._in_flight and self._waiting.is_empty:
@@ -188,9 +187,8 @@ class Dispatch:
 
     def _start_waiting(self) -> bool:
         """Start what may start now; whether that was cut short to let the event loop turn."""
-        total = self._settings.concurrency.total
         for _ in range(_STARTS_AT_ONCE):
-            if total is not None and len(self._in_flight) >= total:
+            if not self._has_room():
                 return False
             trial = self._waiting.take()
             if trial is None:
@@ -198,6 +196,13 @@ class Dispatch:
             trial.started_s, trial.started_at_s = self._loop.time(), time.time()
             self._in_flight[trial] = self._loop.create_task(self._try(trial))
         return True
+
+    def _has_room(self) -> bool:
+        """Attempts that nobody has fetched yet take up room, too: a slow consumer slows the run down."""
+        total = self._settings.concurrency.total
+        if total is None:
+            return len(self._ended) < MAX_SET_ASIDE
+        return len(self._in_flight) + len(self._ended) < total
 
     async def _try(self, trial: Trial) -> None:
         timeout_s = self._settings.rollout_timeout_s
@@ -277,14 +282,13 @@ class Dispatch:
 
 def _verdict(trial: Trial, result: Result | None, failure: Failure | None, is_final: bool) -> Verdict:
     if failure is not None:
-        key = RolloutKey.of(trial.row) if has_key(trial.row) else None
-        message = f"{rollout_name(trial.row)}: {failure.message}"
-        return Verdict(trial.agent, key, Outcome.FAILURE, is_final, failure.failure_class, message)
-    assert result is not None
-    outcome = outcome_of(result)
-    if outcome is not Outcome.FAILURE:
-        return Verdict(trial.agent, None, outcome, is_final)
-    key = RolloutKey.of(trial.row) if has_key(trial.row) else None
-    failure_class = result[NG_FAILURE_CLASS_KEY]
-    message = f"{rollout_name(trial.row)}: {shown(failure_class)} {shown(result.get(FAILURE_MESSAGE_KEY) or '')}"
-    return Verdict(trial.agent, key, outcome, is_final, failure_class, message)
+        outcome, failure_class, message = Outcome.FAILURE, failure.failure_class, failure.message
+    else:
+        assert result is not None
+        outcome = outcome_of(result)
+        if outcome is not Outcome.FAILURE:
+            return Verdict(trial.agent, None, outcome, is_final)
+        failure_class = result[NG_FAILURE_CLASS_KEY]
+        message = f"{failure_class} {result.get(FAILURE_MESSAGE_KEY) or ''}"
+    name = rollout_name(trial.row)
+    return Verdict(trial.agent, key_or_none(trial.row), outcome, is_final, failure_class, f"{name}: {message}")

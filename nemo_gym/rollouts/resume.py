@@ -29,7 +29,7 @@ from nemo_gym.rollouts.repair import sound_records
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(slots=True)
 class Attempts:
     """The failed attempts at one rollout."""
 

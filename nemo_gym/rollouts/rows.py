@@ -19,6 +19,7 @@ from nemo_gym.rollouts.row_rules import RowRules, announce, with_seed
 from nemo_gym.rollouts.scan import InputScan, line_hash, scan_input, size_and_time
 
 _DIGEST_BYTES = 16
+_MANY = 2**32
 _AT_ONCE = 256
 _ROLLOUT_INDEX_BYTES = f',"{ROLLOUT_INDEX_KEY_NAME}":'.encode()
 
@@ -44,6 +45,10 @@ class InputRows:
         announce(self._config)
         return scan_input(self.rules)
 
+    def check(self) -> None:
+        """Make the first pass now, not when the rows are asked for."""
+        _ = self.scan
+
     def __iter__(self) -> Iterator[Repeats]:
         """Every row, in file order with its repeats adjacent."""
         scan = self.scan
@@ -61,7 +66,7 @@ def preprocess(config: RolloutCollectionConfig) -> list[Row]:
 def materialized(rows: Iterable[Row]) -> Iterator[Repeats]:
     """Rows that were made elsewhere, as they are written to the materialized file."""
     for row in rows:
-        yield Repeats(agent_name_of(row) or "", row[ROLLOUT_INDEX_KEY_NAME], [to_line(row)])
+        yield Repeats(agent_name_of(row) or "", row.get(ROLLOUT_INDEX_KEY_NAME, 0), [to_line(row)])
 
 
 def _materialize(rules: RowRules, scan: InputScan) -> Iterator[Repeats]:
@@ -99,29 +104,30 @@ class _Numbers:
         self._supplied: Container[int] = scan.supplied if len(scan.supplied) else ()
         self._next_index = 0
         self._emitted: dict[Any, int] = {}
-        self._index_of_line: dict[bytes, int] = {}
+        """Rollouts so far of a supplied index that occurs more than once."""
+        self._of_line: dict[bytes, int] = {}
+        """Task index and rollouts so far of a repeated line, in one number: there may be very many."""
 
     def claim(self, row: Row, content: bytes, repeats: int) -> tuple[Any, int]:
         """The row's task index and the first of its rollout indices."""
-        if TASK_INDEX_KEY_NAME in row:
-            index = row[TASK_INDEX_KEY_NAME]
-            is_repeated = index in self._scan.supplied_twice
-        else:
-            is_repeated = line_hash(content) in self._scan.repeated_lines
-            index = self._of_repeated_line(content) if is_repeated else self._fresh_index()
-        if not is_repeated:
+        if TASK_INDEX_KEY_NAME not in row:
+            if line_hash(content) in self._scan.repeated_lines:
+                return self._claim_repeated_line(content, repeats)
+            return self._fresh_index(), 0
+        index = row[TASK_INDEX_KEY_NAME]
+        if index not in self._scan.supplied_twice:
             return index, 0
         first = self._emitted.get(index, 0)
         self._emitted[index] = first + repeats
         return index, first
 
-    def _of_repeated_line(self, content: bytes) -> int:
-        # The hash that found it repeated is short enough to be wrong once in a great while; this one is not.
+    def _claim_repeated_line(self, content: bytes, repeats: int) -> tuple[int, int]:
+        # The hash that found it repeated may be wrong; this one is not.
         digest = blake2b(content, digest_size=_DIGEST_BYTES).digest()
-        index = self._index_of_line.get(digest)
-        if index is None:
-            index = self._index_of_line[digest] = self._fresh_index()
-        return index
+        known = self._of_line.get(digest)
+        index, first = (self._fresh_index(), 0) if known is None else divmod(known, _MANY)
+        self._of_line[digest] = index * _MANY + first + repeats
+        return index, first
 
     def _fresh_index(self) -> int:
         index = self._next_index

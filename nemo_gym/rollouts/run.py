@@ -65,6 +65,19 @@ def resumes(config: RolloutCollectionConfig) -> bool:
     return config.resume_from_cache and config.paths.rollouts.exists()
 
 
+def check_input(config: RolloutCollectionConfig) -> InputRows | None:
+    """Read and check the whole input, touching nothing; None when a run is resumed, whose rows are on disk.
+
+    Raises:
+        ConfigError: the input is missing, or any of its rows is unusable.
+    """
+    if resumes(config):
+        return None
+    inputs = InputRows(config)
+    inputs.check()
+    return inputs
+
+
 @contextmanager
 def open_run(
     config: RolloutCollectionConfig, facts: RunFacts | None = None, rows: Iterable[Repeats] | None = None
@@ -76,7 +89,7 @@ def open_run(
     Args:
         config: of this run.
         facts: what the manifest should say besides.
-        rows: the rows of a fresh run, when they do not come from the input file as it is.
+        rows: the rows of a fresh run: what `check_input` returned, or rows made elsewhere.
 
     Raises:
         ConfigError: another collector is at work, an input row is unusable, or the run to resume was another one.

@@ -15,7 +15,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.jsonl import Line, iter_lines, json_type, malformation, parse
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.prompt import conflict_message
-from nemo_gym.rollouts.compact import IndexSet, SeenFilter
+from nemo_gym.rollouts.compact import IndexSet, IntSet, SeenFilter
 from nemo_gym.rollouts.config import DEFAULT_ENTRY
 from nemo_gym.rollouts.record import Row
 from nemo_gym.rollouts.row_rules import OWN_INPUT, ROWS, RowRules
@@ -48,7 +48,7 @@ class InputScan:
     supplied: IndexSet = field(default_factory=IndexSet)
     """Every task index that the file brings itself, also beyond the limit."""
     supplied_twice: set[Any] = field(default_factory=set)
-    repeated_lines: set[int] = field(default_factory=set)
+    repeated_lines: IntSet = field(default_factory=IntSet)
     """Hashes of the lines without an index that occur more than once, and of a few others."""
 
 

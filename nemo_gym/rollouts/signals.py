@@ -19,7 +19,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class RequestStop(Protocol):
     """Asks a run to stop, or to stop at once."""
 
-    def __call__(self, *, at_once: bool) -> None: ...
+    def __call__(self, *, at_once: bool) -> None:
+        """Ask for it; called in the event loop."""
 
 
 @contextmanager

@@ -144,8 +144,8 @@ class _Syncer:
         self._running = self._thread.submit(self._sync)
 
     def close(self) -> None:
+        self._running = self._thread.submit(self._sync)
         self._thread.shutdown(wait=True)
-        self._sync()
         self._raise_if_failed()
 
     def _sync(self) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from nemo_gym.cli import environment
 from nemo_gym.cli.environment import COMPLETE_MARK, Workshop, environment_key, own_dependencies, prepare_environment
 from nemo_gym.cli.installer import Installer, is_running_python
 from nemo_gym.cli.launch_errors import EnvironmentBuildError
 from nemo_gym.cli.requirements import Requirements, read_requirements
+from nemo_gym.paths import PARENT_DIR
 
 BACKEND = """
 import zipfile
@@ -107,12 +109,12 @@ def test_a_complete_environment_is_used_again_and_an_incomplete_one_is_not(
     assert prepare_environment(requirements, ["other"], workshop) == python
     assert caplog.text.count("installing the requirements of") == 1
 
-    environment = python.parent.parent
-    (environment / COMPLETE_MARK).unlink()
-    (environment / "leftover").touch()
+    built_in = python.parent.parent
+    (built_in / COMPLETE_MARK).unlink()
+    (built_in / "leftover").touch()
     assert prepare_environment(requirements, ["mine"], workshop) == python
-    assert not (environment / "leftover").exists()
-    assert (environment / COMPLETE_MARK).exists()
+    assert not (built_in / "leftover").exists()
+    assert (built_in / COMPLETE_MARK).exists()
 
 
 def test_servers_with_equal_requirements_build_once(
@@ -213,10 +215,10 @@ def test_uv_is_told_which_environment_which_limits_and_where_its_cache_is(
     )
     python = prepare_environment(read_requirements(tmp_path / "server"), ["mine"], settings)
 
-    environment = python.parent.parent
+    built_in = python.parent.parent
     venv, install, project = log.read_text().splitlines()
-    assert venv == f"venv --quiet --python {sys.executable} {environment} the_cache"
-    wanted, limits = environment / "requirements.txt", environment / "constraints.txt"
+    assert venv == f"venv --quiet --python {sys.executable} {built_in} the_cache"
+    wanted, limits = built_in / "requirements.txt", built_in / "constraints.txt"
     assert install == f"pip install -v --python {python} -r {wanted} -c {limits} the_cache"
     assert project == f"pip install -v --python {python} --no-deps -e {tmp_path / 'server'} the_cache"
     assert wanted.read_text().splitlines() == ["numpy[fast]>=1", "surely-not-installed==1"]
@@ -239,6 +241,31 @@ def test_another_python_gets_the_dependencies_of_nemo_gym_too(
     assert environment_key(requirements, settings) != environment_key(requirements, workshop)
 
 
+def test_another_python_finds_an_installation_in_site_packages_without_its_neighbours(
+    tmp_path: Path, workshop: Workshop, fake_uv: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "own_root_for_path", lambda: None)
+    settings = replace(workshop, installer=Installer(uv=fake_uv[0], python_version="3.99"))
+    python = prepare_environment(requirements_of(tmp_path / "server", "numpy\n"), ["mine"], settings)
+
+    pth = next(python.parent.parent.glob("lib/python*/site-packages/*nemo_gym.pth"))
+    root = Path(pth.read_text().strip())
+    assert (root / "nemo_gym").resolve() == PARENT_DIR / "nemo_gym"
+    assert {path.name for path in root.iterdir()} <= {
+        "nemo_gym",
+        "resources_servers",
+        "responses_api_agents",
+        "responses_api_models",
+        "benchmarks",
+    }
+
+
+def test_an_installer_that_cannot_be_run_is_named(tmp_path: Path, workshop: Workshop) -> None:
+    settings = replace(workshop, installer=Installer(uv=str(tmp_path / "nothing")))
+    with pytest.raises(EnvironmentBuildError, match=r"cannot run .*nothing"):
+        prepare_environment(requirements_of(tmp_path / "server", "numpy\n"), ["mine"], settings)
+
+
 def test_without_uv_another_python_must_be_on_the_path(tmp_path: Path, workshop: Workshop) -> None:
     settings = replace(workshop, installer=Installer(uv=None, python_version="3.99.1"))
     with pytest.raises(EnvironmentBuildError, match=r"python_version is 3\.99\.1.*python3\.99"):
@@ -252,7 +279,11 @@ def test_the_name_of_an_environment_follows_content_alone(tmp_path: Path, worksh
     before = environment_key(built, workshop), environment_key(linked, workshop)
     assert before[0] == environment_key(requirements_of(tmp_path / "c", "# same\n../tiny\n"), workshop)
     assert before[0] != environment_key(built, replace(workshop, pins=("x==1",)))
-    (tmp_path / "tiny" / "more.py").touch()
+    (tmp_path / "tiny" / "build").mkdir()
+    (tmp_path / "tiny" / "build" / "what_pip_leaves.txt").touch()
+    assert environment_key(built, workshop) == before[0]
+    (tmp_path / "tiny" / "part").mkdir()
+    (tmp_path / "tiny" / "part" / "more.py").touch()
     assert environment_key(built, workshop) != before[0]
     assert environment_key(linked, workshop) == before[1]
 

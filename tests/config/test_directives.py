@@ -154,6 +154,25 @@ def test_keys_are_deleted_deep_inside_what_is_inherited() -> None:
     assert apply_directives(config) == {"leaf": {"o": {"q": 2, "r": 3}}}
 
 
+def test_what_a_block_deletes_cannot_be_taken_from_it() -> None:
+    config = {
+        "base": {"x": {"y": 1}},
+        "mid": {"_copy": "base", "_delete_key": "x"},
+        "own": {"_delete_key": "x", "x": 1},
+    }
+
+    assert apply_directives({**config, "leaf": {"_copy": "mid"}})["leaf"] == {}
+    for path in ("mid.x", "mid.x.y", "own.x"):
+        with pytest.raises(InheritPathNotFoundError, match="does not exist"):
+            apply_directives({**config, "leaf": {"_copy": path}})
+
+
+def test_what_a_block_replaces_and_deletes_is_taken_from_its_source() -> None:
+    config = {"base": {"x": 1}, "mid": {"_copy": "base", "_delete_key": "x", "x": 2}, "leaf": "${copy:mid.x}"}
+
+    assert apply_directives(config)["leaf"] == 1
+
+
 def test_deleting_from_an_inheriting_block_what_nobody_has_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"_delete_key in leaf names 'w'.*'base'.*they have x"):
         apply_directives({"base": {"x": 1}, "leaf": {"_inherit_from": "base", "_delete_key": "w"}})

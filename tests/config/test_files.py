@@ -139,6 +139,12 @@ def test_names_alike_only_in_their_suffix_are_no_suggestion(write: Write) -> Non
     assert "did you mean" not in str(problem("xyz.yaml"))
 
 
+def test_a_file_in_the_place_of_a_folder_is_just_not_found(write: Write) -> None:
+    write({"a.yaml": ""})
+
+    assert "'a.yaml/b.yaml' (from config_paths) was not found." in str(problem("a.yaml/b.yaml"))
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
 

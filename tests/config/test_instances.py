@@ -1,6 +1,6 @@
 """Which blocks are servers, what is said of those that almost are, and whom they refer to."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -144,6 +144,18 @@ def test_exactly_one_implementation_is_expected() -> None:
     ]
 
 
+class Choice(BaseModel):
+    either: Literal["a", "b"] | Literal["c"]
+
+
+def test_the_choices_for_one_place_stand_on_one_line() -> None:
+    with pytest.raises(ValidationError) as failure:
+        Choice.model_validate({"either": "d"})
+
+    assert len(readable_errors(failure.value)) == 1
+    assert all(f"'{choice}'" in readable_errors(failure.value)[0] for choice in "abcd")
+
+
 class Settings(BaseModel):
     api_key: int
     url: int
@@ -247,6 +259,10 @@ def test_a_server_that_is_a_reference_to_another_becomes_a_server_of_its_own() -
         "whole": "${env}",
         "type": {"resources_servers": "${env.resources_servers}"},
         "inner": {"resources_servers": {"r": "${env.resources_servers.r}"}},
+        "far": "${farther}",
+        "farther": "${whole}",
+        "circle": "${elcric}",
+        "elcric": "${circle}",
         "data": {"x": 1},
         "free": "${data}",
         "text": "${word}",
@@ -257,5 +273,7 @@ def test_a_server_that_is_a_reference_to_another_becomes_a_server_of_its_own() -
     result = apply_directives(tree)
 
     assert result["whole"] == result["type"] == result["inner"] == resources()
+    assert result["far"] == result["farther"] == resources()
+    assert result["circle"] == "${elcric}"
     assert result["free"] == "${data}"
     assert result["text"] == "${word}"

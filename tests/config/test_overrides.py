@@ -1,5 +1,6 @@
 """`+key=value`: Hydra's grammar, text taken literally, no trace left in the process."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from nemo_gym.config.overrides import Change, apply_changes, change_tree, parse_overrides
@@ -90,6 +93,20 @@ def test_values_mean_what_they_mean_to_hydra(text: str, value: object) -> None:
 )
 def test_text_options_take_their_value_as_it_stands(text: str) -> None:
     assert value_of(f"+text={text}") == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.sampled_from("ab1 ,.=:/\\'\"[]{}()<>#~$*?é\n"), max_size=12))
+def test_text_options_accept_whatever_is_typed(text: str) -> None:
+    value = value_of(f"+text={text}")
+
+    is_quoted_or_a_container = text.strip().startswith(("'", '"', "[", "{"))
+    assert is_quoted_or_a_container or value in (text, _plain(text))
+
+
+def _plain(text: str) -> str:
+    """What Hydra makes of words: no space around them, no backslash before what it escapes."""
+    return re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", text.strip())
 
 
 def test_quotes_around_the_value_of_a_text_option_are_not_part_of_it() -> None:

@@ -3,6 +3,10 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigTypeError
 
 from nemo_gym.config.trees import (
     ABSENT,
@@ -52,14 +56,34 @@ def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
     }
 
 
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.sampled_from(["text", "", "???"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+)
+TREES = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(TREES, min_size=1, max_size=3))
+def test_trees_merge_like_omegaconf_merges_configs(trees: list[dict[str, Any]]) -> None:
+    try:
+        theirs = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.create, trees)))
+    except ConfigTypeError:  # a mapping where a list was, or the other way round: here the later one replaces
+        reject()
+
+    assert merge_trees(trees) == theirs
+
+
 def test_merging_changes_none_of_the_sources() -> None:
-    low: dict[str, Any] = {"map": {"a": 1}}
+    low: dict[str, Any] = {"map": {"a": 1}, "only": {"list": [1]}}
     high: dict[str, Any] = {"map": {"b": 2}}
 
     merged = merge_trees([low, high])
     set_at(merged, "map.c", 3)
+    set_at(merged, "only.list[0]", 2)
 
-    assert (low, high) == ({"map": {"a": 1}}, {"map": {"b": 2}})
+    assert (low, high) == ({"map": {"a": 1}, "only": {"list": [1]}}, {"map": {"b": 2}})
 
 
 def test_a_value_still_to_be_supplied_replaces_nothing() -> None:

@@ -76,6 +76,12 @@ def test_tags_that_would_run_code_are_refused() -> None:
         parse_yaml("a: !!python/object/apply:os.system [echo]", "here")
 
 
+@pytest.mark.parametrize("text", ["a: \x00", "a: \udc80"])
+def test_characters_that_no_yaml_may_hold_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="Malformed YAML in here"):
+        parse_yaml(text, "here")
+
+
 def test_a_file_that_is_no_text_or_cannot_be_read_is_named(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"a: \xff\xfe")

@@ -1,5 +1,6 @@
 import warnings
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -156,6 +157,15 @@ def test_an_omegaconf_mapping_is_as_good_as_a_dict() -> None:
     assert type(config.responses_create_params["metadata"]) is dict
 
 
+def test_any_mapping_is_as_good_as_a_dict() -> None:
+    assert RolloutCollectionConfig.model_validate(MappingProxyType(FILES)) == _config()
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        RolloutCollectionConfig.model_validate(["in.jsonl", "out.jsonl"])
+
+
 def test_a_block_that_refers_to_itself_is_left_for_later() -> None:
     params = {"temperature": 0.7, "top_p": "${temperature}"}
     config = RolloutCollectionConfig.model_validate(OmegaConf.create(FILES | {"responses_create_params": params}))
@@ -171,7 +181,7 @@ def test_the_former_name_of_the_upload_flag_works_and_warns(wrap: Any) -> None:
 
 
 def test_the_new_name_of_the_upload_flag_wins() -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="upload_rollouts"):
         assert _config(upload_rollouts_to_wandb=False, upload_rollouts=True).upload_rollouts is True
 
 
@@ -183,7 +193,7 @@ def test_the_new_name_of_the_upload_flag_is_silent() -> None:
 
 def test_json_is_an_option_though_no_attribute() -> None:
     assert _config(json=True).json_format is True
-    assert _config(**{"json_format": True}).json_format is True
+    assert _config(json_format=True).json_format is True
 
 
 @pytest.mark.parametrize(

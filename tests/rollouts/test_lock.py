@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -87,6 +89,33 @@ def test_another_process_that_got_the_same_number_is_not_the_holder(tmp_path: Pa
     path = tmp_path / "out.lock"
     path.write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname(), "process_start": "1"}))
     with RunLock(path):
+        pass
+
+
+def _no_kernel_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_where_the_kernel_has_no_locks_the_file_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_kernel_locks(monkeypatch)
+    path = tmp_path / "out.lock"
+    with RunLock(path):
+        with pytest.raises(ConfigError, match=str(os.getpid())), RunLock(path):
+            pass
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_where_the_kernel_has_no_locks_another_host_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_kernel_locks(monkeypatch)
+    path = tmp_path / "out.lock"
+    path.write_text('{"pid": 5, "host": "elsewhere", "since": "2026-01-01T00:00:00.000Z"}')
+    with pytest.raises(ConfigError, match=r"process 5 on elsewhere .*since 2026.*delete the lock file"), RunLock(path):
         pass
 
 

@@ -44,7 +44,7 @@ def _plan(paths: RolloutPaths, cap: int = 3, *, retry_exhausted: bool = False) -
     return plan_resumed(paths, read_gate(paths, cap, retry_exhausted=retry_exhausted))
 
 
-def _owed(rows: Any) -> list[tuple[int, int, int | None]]:
+def _owed(rows: Any) -> list[tuple[Any, int, int | None]]:
     return [(*RolloutKey.of(row), row.get("_ng_attempt_index")) for row in rows]
 
 

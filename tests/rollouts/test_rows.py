@@ -235,9 +235,9 @@ def test_a_prompt_is_filled_from_the_fields_of_each_row(expand: Expand, tmp_path
         '{"question": "9-4?", "persona": "a clerk", "answer": 5}\n'
     )
     assert expand(content, agent_name="calc", prompt_config=str(prompt)) == [
-        '{"question":"6*7?","persona":"an abacus","responses_create_params":{"temperature":0.1,"input":[{"role":"system",'
-        '"content":"Answer as an abacus."},{"role":"user","content":"6*7?\\nPut the result in \\\\boxed{}."}]},'
-        '"agent_ref":{"name":"calc"},"_ng_task_index":0,"_ng_rollout_index":0}',
+        '{"question":"6*7?","persona":"an abacus","responses_create_params":{"temperature":0.1,"input":[{"role":'
+        '"system","content":"Answer as an abacus."},{"role":"user","content":"6*7?\\nPut the result in \\\\boxed{}."}]}'
+        ',"agent_ref":{"name":"calc"},"_ng_task_index":0,"_ng_rollout_index":0}',
         '{"question":"9-4?","persona":"a clerk","answer":5,"responses_create_params":{"input":[{"role":"system",'
         '"content":"Answer as a clerk."},{"role":"user","content":"9-4?\\nPut the result in \\\\boxed{}."}]},'
         '"agent_ref":{"name":"calc"},"_ng_task_index":1,"_ng_rollout_index":0}',

@@ -1,6 +1,5 @@
 """Small servers written to disk, started for real; whatever a test started is gone when it ends."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -201,4 +200,3 @@ def wait_for() -> Callable[[Callable[[], object]], None]:
 def _no_launcher_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NEMO_GYM_CONFIG_PATH", "NEMO_GYM_PARENT_PID", "NEMO_GYM_NUM_REPLICAS"):
         monkeypatch.delenv(name, raising=False)
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")

@@ -2,6 +2,8 @@ import os
 import signal
 import socket
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,16 +133,18 @@ def test_killing_the_launcher_leaves_nothing_running(
 
 
 def test_a_crash_ends_the_run_with_a_message_and_exit_code_1(
-    write_server: WriteServer, ng_run: RunCommand, processes_of: Find, is_gone: IsGone, apps: dict[str, str]
+    write_server: WriteServer, ng_run: RunCommand, processes_of: Find, is_gone: IsGone
 ) -> None:
-    write_server("one", apps["plain"] + "\nimport os; os._exit(4)")
-    write_server("two", "import threading, os; threading.Timer(3, os._exit, [4]).start()\n" + apps["plain"])
-    run = ng_run("two")
-    wait_until_ready(run)
+    write_server("one")
+    write_server("two")
+    run = ng_run("one", "two")
+    row = next(line for line in wait_until_ready(run).splitlines() if line.startswith("two "))
     pids = processes_of(run.pid)
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(f"{row.split()[2]}/crash", timeout=10)
     _, errors = run.communicate(timeout=30)
     assert run.returncode == 1
-    assert "Error: Process `two` finished unexpectedly (exit code 4)." in errors
+    assert "Error: Process `two` finished unexpectedly (exit code 3)." in errors
     assert "Traceback" not in errors
     assert all(map(is_gone, pids))
 

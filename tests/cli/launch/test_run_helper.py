@@ -58,6 +58,9 @@ def test_servers_written_elsewhere_run_in_their_folder_with_their_config(
     assert one["status"] == "success"
     assert os.getpgid(one["pid"]) == one["pid"] != os.getpgid(0)
     helper.poll()
+    with pytest.raises(RuntimeError, match="started its servers already"):
+        helper.start()
+    helper.poll()
     output = capsys.readouterr().out
     assert output.endswith("All 2 / 2 servers ready!\n")
     assert one["url"] in output
@@ -148,6 +151,23 @@ def test_an_environment_that_is_present_is_used_when_asked_for(
     root = str(nemo_gym.PARENT_DIR)
     helper = start_run("one", skip_venv_if_present=True, uv_venv_dir=root)
     assert instances(helper)["one/0"]["isolation"] == "venv"
+
+
+def test_stopping_a_server_with_workers_stops_the_workers(
+    write_server: WriteServer,
+    start_run: StartRun,
+    apps: dict[str, str],
+    processes_of: Callable[[int], list[int]],
+    is_gone: Callable[[int], bool],
+) -> None:
+    write_server("one", apps["gym"])
+    helper = start_run("one", blocks={"one": {"num_workers": 2}})
+    entry = instances(helper)["one/0"]
+    assert json.loads(get(entry["url"])) == {"status": "ok"}
+    workers = processes_of(entry["pid"])
+    assert len(workers) >= 2
+    helper.shutdown()
+    assert all(map(is_gone, [entry["pid"], *workers]))
 
 
 def test_logs_go_to_one_file_per_server(

@@ -1,0 +1,95 @@
+"""What a run came to: the numbers its last lines, its exit code and `+json=true` are made of."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.keys import RESPONSE_KEY_NAME
+from nemo_gym.rollouts.aggregate import AgentMetrics
+from nemo_gym.rollouts.failure_table import FailureTable
+from nemo_gym.rollouts.paths import RolloutPaths
+from nemo_gym.rollouts.record import Outcome
+from nemo_gym.rollouts.stop_rules import Stop, StopKind
+
+EXIT_OK, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 0, 1, 130
+
+
+@dataclass
+class RunSummary:
+    """The end of one run."""
+
+    paths: RolloutPaths
+    expected: int = 0
+    """Rollouts of the whole run."""
+    finished_before: int = 0
+    """Rollouts an earlier run had finished."""
+    given_up_before: int = 0
+    """Rollouts an earlier run had given up."""
+    counts: Counter[Outcome] = field(default_factory=Counter)
+    """Rollouts of this run, by how they ended."""
+    failures: FailureTable = field(default_factory=FailureTable)
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Token counts of this run's rollouts, as the models reported them."""
+    wall_time_s: float = 0.0
+    stopped: Stop | None = None
+    """Why it ended early, if it did."""
+    metrics: list[AgentMetrics] = field(default_factory=list)
+    metrics_path: Path | None = None
+
+    @property
+    def finished(self) -> int:
+        """Rollouts in the file."""
+        return self.finished_before + self.counts[Outcome.SUCCESS]
+
+    @property
+    def missing(self) -> int:
+        """Rollouts that are not in the file."""
+        return max(0, self.expected - self.finished)
+
+    @property
+    def had_nothing_to_do(self) -> bool:
+        """Whether every rollout was finished or given up before."""
+        return self.expected == self.finished_before + self.given_up_before
+
+    @property
+    def exit_code(self) -> int:
+        """0 only when every rollout is in the file."""
+        if self.stopped is not None and self.stopped.kind is StopKind.INTERRUPTED:
+            return EXIT_INTERRUPTED
+        return EXIT_OK if self.missing == 0 else EXIT_INCOMPLETE
+
+    def count_tokens(self, result: Mapping[str, Any]) -> None:
+        """Add the usage of one result."""
+        response = result.get(RESPONSE_KEY_NAME)
+        usage = response.get("usage") if isinstance(response, dict) else None
+        if isinstance(usage, dict):
+            for name in ("input_tokens", "output_tokens", "total_tokens"):
+                if isinstance(usage.get(name), int):
+                    self.tokens[name] += usage[name]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: one object."""
+        return {
+            "output_jsonl_fpath": str(self.paths.rollouts),
+            "materialized_inputs_jsonl_fpath": str(self.paths.materialized_inputs),
+            "failures_jsonl_fpath": str(self.paths.failures),
+            "aggregate_metrics_fpath": None if self.metrics_path is None else str(self.metrics_path),
+            "expected": self.expected,
+            "finished": self.finished,
+            "finished_before": self.finished_before,
+            "missing": self.missing,
+            "failed": self.counts[Outcome.FAILURE] + self.given_up_before,
+            "discarded": self.counts[Outcome.DISCARDED],
+            "failures": {
+                name: {"attempts": of_class.attempts, "rollouts": of_class.rollouts, "example": of_class.example}
+                for name, of_class in self.failures.by_class.items()
+            },
+            "tokens": dict(self.tokens),
+            "wall_time_s": round(self.wall_time_s, 3),
+            "stopped": None if self.stopped is None else {"kind": self.stopped.kind, "message": self.stopped.message},
+            "exit_code": self.exit_code,
+            "key_metrics": {of_agent.agent: of_agent.metrics.key_metrics for of_agent in self.metrics},
+            "coverage": {of_agent.agent: of_agent.coverage for of_agent in self.metrics},
+        }
