@@ -34,6 +34,9 @@ install: $(VENV)/.installed ## create .venv and install the package
 
 dev: $(VENV)/.installed-dev ## the same with the development tools
 
+quickstart: install ## start an example environment with the built-in model and collect rollouts from it
+	@$(BIN)/python -m nemo_gym.cli.quickstart
+
 test: dev ## run every test
 	@$(PYTEST)
 

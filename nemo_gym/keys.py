@@ -92,6 +92,16 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
     ALLOW_UNKNOWN_KEYS_KEY_NAME,
 )
 
+# Keys of rows and results
+TASK_INDEX_KEY_NAME = "_ng_task_index"
+ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
+ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
+ROLLOUT_ID_KEY_NAME = "_ng_rollout_id"
+RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
+RESPONSE_KEY_NAME = "response"
+AGENT_REF_KEY_NAME = "agent_ref"
+SKILLS_REF_KEY_NAME = "skills_ref"
+
 # Well-known keys that are ordinary config data
 POLICY_BASE_URL_KEY_NAME = "policy_base_url"
 POLICY_API_KEY_KEY_NAME = "policy_api_key"
@@ -128,6 +138,14 @@ WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
 )
 """Config keys whose value is text even when it looks like something else (`a,b`, `x=1`, `007`)."""
 
+NESTED_TEXT_KEYS: frozenset[str] = frozenset(
+    {
+        f"{HEAD_SERVER_KEY_NAME}.host",
+        *(f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.{name}" for name in ("instructions", "input", "model", "user")),
+    }
+)
+"""The same, below the top level."""
+
 TEXT_LIST_KEYS: frozenset[str] = frozenset({CONFIG_PATHS_KEY_NAME, POLICY_BASE_URL_KEY_NAME})
 """Config keys whose value may be a list of texts, each as literal as the value of a text key."""
 
@@ -162,16 +180,6 @@ WELL_KNOWN_KEYS: frozenset[str] = WELL_KNOWN_TEXT_KEYS | {
     "uvicorn_logging_show_200_ok",
     "uvicorn_timeout_worker_healthcheck",
 }
-
-# Keys of rows and results
-TASK_INDEX_KEY_NAME = "_ng_task_index"
-ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
-ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
-ROLLOUT_ID_KEY_NAME = "_ng_rollout_id"
-RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
-RESPONSE_KEY_NAME = "response"
-AGENT_REF_KEY_NAME = "agent_ref"
-SKILLS_REF_KEY_NAME = "skills_ref"
 
 DEFAULT_HEAD_SERVER_PORT = 11000
 DEFAULT_HOST = "127.0.0.1"

@@ -50,11 +50,8 @@ class CommandInfo:
 
 
 _OWN = "nemo_gym.schemas.cli_config"
-_RUN = "nemo_gym.schemas.run_config"
 
 COMMANDS = (
-    CommandInfo("run", SERVERS, "Start the configured servers and keep them running", f"{_RUN}:RunConfig"),
-    CommandInfo("status", SERVERS, "List the running servers and their health", f"{_RUN}:StatusConfig"),
     CommandInfo("run", SERVERS, "Start the servers of a configuration", "nemo_gym.schemas.run_config:RunConfig"),
     CommandInfo("status", SERVERS, "List the running servers", "nemo_gym.schemas.run_config:StatusConfig"),
     CommandInfo(

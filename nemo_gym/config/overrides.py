@@ -17,7 +17,7 @@ from nemo_gym.config.directives import apply_directives
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
 from nemo_gym.config.trees import ABSENT, Tree, delete_at, path_parts, set_at, value_at
 from nemo_gym.errors import ConfigError, OverrideSyntaxError, did_you_mean
-from nemo_gym.keys import MASK, TEXT_LIST_KEYS
+from nemo_gym.keys import MASK, NESTED_TEXT_KEYS, TEXT_LIST_KEYS
 
 _ARGUMENT = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^\s=+~\-][^\s=]*)(?P<rest>=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[\d+\])*")
@@ -58,29 +58,27 @@ def parse_overrides(arguments: Sequence[str], text_options: Collection[str] = ()
     Options in `text_options` take their value literally whenever the grammar rejects it, would turn it into
     a sweep or a function call, or would read it as a number or a truth value.
     """
-    grammar = _Grammar()
-    return tuple(_parse_one(argument, text_options, grammar) for argument in arguments)
+    texts = {*text_options, *NESTED_TEXT_KEYS}
+    return tuple(_parse_one(argument, texts) for argument in arguments)
 
 
 class _RejectedError(Exception):
     """The grammar has no single value for a text."""
 
 
-class _Grammar:
-    """Hydra's grammar for values, imported when the first value is read: importing it takes a quarter of a second."""
+def _read(text: str) -> Any:
+    """The value that `text` is in Hydra's grammar, which is imported here because that takes a while."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
 
-    def read(self, text: str) -> Any:
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-        from hydra.errors import HydraException
-
-        try:
-            override = OverridesParser.create().parse_override(f"value={text}")
-        except HydraException as error:
-            raise _RejectedError(str(error).strip().splitlines()[0]) from error
-        value = None if override.is_sweep_override() else override.value()
-        if override.is_sweep_override() or _holds_sweep(value):
-            raise _RejectedError("it asks for a sweep over several values, which does not exist here")
-        return value
+    try:
+        override = OverridesParser.create().parse_override(f"value={text}")
+    except HydraException as error:
+        raise _RejectedError(str(error).strip().splitlines()[0]) from error
+    value = None if override.is_sweep_override() else override.value()
+    if override.is_sweep_override() or _holds_sweep(value):
+        raise _RejectedError("it asks for a sweep over several values, which does not exist here")
+    return value
 
 
 def _holds_sweep(value: Any) -> bool:
@@ -91,7 +89,7 @@ def _holds_sweep(value: Any) -> bool:
     return any(map(_holds_sweep, value)) if isinstance(value, list) else isinstance(value, Sweep)
 
 
-def _parse_one(argument: str, text_options: Collection[str], grammar: _Grammar) -> Change:
+def _parse_one(argument: str, text_options: Collection[str]) -> Change:
     match = _ARGUMENT.fullmatch(argument)
     if match is None or not _KEY.fullmatch(match["key"]) or (match["rest"] is None and match["mark"] != "~"):
         raise OverrideSyntaxError(
@@ -102,7 +100,7 @@ def _parse_one(argument: str, text_options: Collection[str], grammar: _Grammar) 
     if text is None:
         return Change(key, None, delete=True, argument=shown)
     try:
-        value = grammar.read(text)
+        value = _read(text)
     except _RejectedError as error:
         value = _literally(key, text, text_options)
         if value is ABSENT:

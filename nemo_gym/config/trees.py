@@ -139,7 +139,7 @@ def _enter(node: Any, part: str, path: str) -> Any:
     elif child is None or child == MISSING:
         child = {}
     if not isinstance(child, Mapping | list):
-        raise LookupError(f"{path} is {child!r}, not a mapping")
+        raise LookupError(f"{path} is a single value ({type(child).__name__}), not a mapping")
     if key is ABSENT and isinstance(node, list):
         raise LookupError(f"there is no {path} in a list of {len(node)}")
     node[part if key is ABSENT else key] = child

@@ -51,7 +51,7 @@ class WandbRun:
     def _try(self, what: str, send: Any) -> None:
         try:
             send()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a tracker may raise anything; the results are on disk
             logger.warning("Weights & Biases did not take %s: %s", what, error)
 
 
@@ -70,8 +70,9 @@ def _open(config: DictConfig) -> WandbRun | None:
     settings = WANDBConfig.model_validate({key: config.get(key) for key in WANDBConfig.model_fields})
     if not settings.is_available:
         return None
-    shown = copy.deepcopy(config)
-    mask_secrets(shown)
+    masked = copy.deepcopy(config)
+    mask_secrets(masked)
+    shown: Any = OmegaConf.to_container(masked, resolve=False)
     folder = Path(config.get(RESULTS_DIR_KEY_NAME) or RESULTS_DIR) / "wandb"
     try:
         import wandb
@@ -81,10 +82,10 @@ def _open(config: DictConfig) -> WandbRun | None:
             project=settings.wandb_project,
             name=settings.wandb_name,
             dir=folder,
-            config=OmegaConf.to_container(shown, resolve=False),
+            config=shown,
             settings=wandb.Settings(api_key=settings.wandb_api_key, console="off", silent=True),
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         logger.warning("Weights & Biases is configured but no run could be opened: %s", error)
         return None
     logger.info("Weights & Biases run %s/%s is open", settings.wandb_project, settings.wandb_name)

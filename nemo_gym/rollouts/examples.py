@@ -201,6 +201,10 @@ class _Examples(Iterator["_NextRollout"]):
             raise StopIteration
         return _NextRollout(self)
 
+    async def next_finished(self) -> RowAndResult:
+        """The next rollout to finish; whoever waits for it keeps the iterator, and so the work, alive."""
+        return await self.work.next_finished()
+
     def __del__(self) -> None:
         work = self.work
         if work.loop is not None and not work.is_over:
@@ -233,5 +237,5 @@ class _NextRollout(Coroutine[Any, Any, RowAndResult]):
 
     def _begun(self) -> Coroutine[Any, Any, RowAndResult]:
         if self._coroutine is None:
-            self._coroutine = self._examples.work.next_finished()
+            self._coroutine = self._examples.next_finished()
         return self._coroutine

@@ -119,6 +119,11 @@ def test_text_options_can_still_be_null_a_list_or_a_reference(text: str, value: 
     assert value_of(f"+text={text}") == value
 
 
+def test_nested_text_is_taken_as_it_stands_too() -> None:
+    assert value_of("+responses_create_params.instructions=Be brief, be kind!") == "Be brief, be kind!"
+    assert value_of("+responses_create_params.temperature=0.5") == 0.5
+
+
 def test_lists_of_paths_and_addresses_are_literal_where_the_grammar_gives_up() -> None:
     assert value_of("+config_paths=[données/a.yaml, lr=1/b.yaml,'c,d.yaml']") == [
         "données/a.yaml",
@@ -214,7 +219,7 @@ def test_deleting_what_is_not_there_is_an_error_with_a_suggestion() -> None:
 
 
 def test_setting_below_a_plain_value_says_what_stands_in_the_way() -> None:
-    with pytest.raises(ConfigError, match=r"'a\.b' as '\+a\.b=1' asks: a is 5"):
+    with pytest.raises(ConfigError, match=r"'a\.b' as '\+a\.b=1' asks: a is a single value"):
         changed({"a": 5}, "+a.b=1")
 
 

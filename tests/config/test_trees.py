@@ -142,8 +142,8 @@ def test_setting_reaches_into_lists_and_number_keys() -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("scalar.x", "scalar is 5"),
-        ("text.x.y", "text is 'words'"),
+        ("scalar.x", "scalar is a single value"),
+        ("text.x.y", "text is a single value"),
         ("list[1]", "list is a list of 1"),
         ("list.name", "list is a list of 1"),
         ("list[3].x", r"list\[3\]"),
