@@ -1,0 +1,57 @@
+"""What it costs to bring up a whole environment, against what importing the libraries alone costs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+IMPORTS = "import fastapi, aiohttp, uvicorn"
+CONFIGS = (
+    "+config_paths=[resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml,"
+    "responses_api_models/openai_model/configs/openai_model.yaml]"
+)
+MODEL = ["+policy_base_url=http://127.0.0.1:9/v1", "+policy_api_key=none", "+policy_model_name=none"]
+ROUNDS = 5
+
+
+def seconds_to_import() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+    return time.perf_counter() - began
+
+
+def seconds_to_ready(folder: Path) -> tuple[float, float]:
+    """Time from the start of ng_run to its last line, and the memory of all its processes then, in MB."""
+    command = [str(Path(sys.executable).with_name("ng_run")), CONFIGS, *MODEL, "+head_server.port=0"]
+    began = time.perf_counter()
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if re.search(r"All 3 / 3 servers ready!", line):
+                break
+        took = time.perf_counter() - began
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        memory = sum(member.memory_full_info().pss for member in family) / 1e6
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    return took, memory
+
+
+def test_all_servers_are_ready_within_three_times_the_bare_imports(tmp_path: Path) -> None:
+    seconds_to_import()
+    bare, whole, memory = [], [], []
+    for _ in range(ROUNDS):  # side by side, so that other load on the machine falls on both
+        bare.append(seconds_to_import())
+        took, used = seconds_to_ready(tmp_path)
+        whole.append(took)
+        memory.append(used)
+
+    ratio = min(whole) / min(bare)
+    print(f"\nng_run ready in {min(whole):.2f} s, bare imports {min(bare):.2f} s: {ratio:.2f} x; {max(memory):.0f} MB")
+    assert ratio <= 3
+    assert max(memory) < 200
