@@ -178,7 +178,7 @@ class GlobalConfigDictParser:
     ) -> tuple[list[ServerInstanceConfig], list[ConfigError]]:
         conflicts = conflicting_definitions(files, resolved.tree)
         uncertain = {*resolved.unsettled, *conflicts}
-        instances, almost = find_instances(config, resolved.tree, skip=uncertain)
+        instances, almost = find_instances(config, resolved.tree, skip=uncertain, warn=True)
         problems = [*conflicts.values(), *almost_server_problems(almost, resolved.tree)]
         reported = uncertain | (almost.keys() if problems else set())
         may_exist = {(server_type, name) for name in reported for server_type in server_types_in(resolved.tree[name])}

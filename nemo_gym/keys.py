@@ -9,6 +9,9 @@ NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME = "NEMO_GYM_CONFIG_FILE"
 NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME = "NEMO_GYM_CONFIG_PATH"
 NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME = "NEMO_GYM_EXTRA_ROOTS"
 NEMO_GYM_DEBUG_ENV_VAR_NAME = "NEMO_GYM_DEBUG"
+NEMO_GYM_PARENT_PID_ENV_VAR_NAME = "NEMO_GYM_PARENT_PID"
+"""Set by a launcher: the server ends when this process is no longer its parent."""
+NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME = "NEMO_GYM_NUM_REPLICAS"
 
 # Server types, in the order they are listed to people
 MODELS_TYPE = "responses_api_models"
@@ -41,6 +44,7 @@ DELETE_KEY_KEY_NAME = "_delete_key"
 NEMO_GYM_LOG_DIR_KEY_NAME = "nemo_gym_log_dir"
 SESSION_SECRET_KEY_NAME = "session_secret"
 NUM_REPLICAS_KEY_NAME = "num_replicas"
+RUN_ID_KEY_NAME = "run_id"
 ALLOW_UNKNOWN_KEYS_KEY_NAME = "allow_unknown_keys"
 ERROR_ON_ALMOST_SERVERS_KEY_NAME = "error_on_almost_servers"
 MODEL_ENDPOINT_READINESS_TIMEOUT_KEY_NAME = "model_endpoint_readiness_timeout_seconds"
@@ -89,6 +93,7 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
     SKIP_VERIFICATION_REWARD_KEY_NAME,
     SESSION_SECRET_KEY_NAME,
     NUM_REPLICAS_KEY_NAME,
+    RUN_ID_KEY_NAME,
     ALLOW_UNKNOWN_KEYS_KEY_NAME,
 )
 

@@ -36,6 +36,7 @@ from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig, Server
 if TYPE_CHECKING:
     from nemo_gym.servers.base import BaseServer, SimpleServer
     from nemo_gym.servers.head import HeadServer
+    from nemo_gym.servers.ray_cluster import initialize_ray
     from nemo_gym.servers.run import is_nemo_gym_fastapi_entrypoint, per_process_cap
     from nemo_gym.servers.sessions import SESSION_ID_KEY
 
@@ -47,6 +48,7 @@ _LAZY = {
     "HeadServer": "nemo_gym.servers.head",
     "SESSION_ID_KEY": "nemo_gym.servers.sessions",
     "SimpleServer": "nemo_gym.servers.base",
+    "initialize_ray": "nemo_gym.servers.ray_cluster",
     "is_nemo_gym_fastapi_entrypoint": "nemo_gym.servers.run",
     "per_process_cap": "nemo_gym.servers.run",
 }
@@ -80,6 +82,7 @@ __all__ = [
     "get_response_json",
     "get_server_url",
     "global_aiohttp_client_exit",
+    "initialize_ray",
     "is_global_aiohttp_client_request_debug_enabled",
     "is_global_aiohttp_client_setup",
     "is_nemo_gym_fastapi_entrypoint",

@@ -33,7 +33,7 @@ from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import ConfigError, NoServerInstancesError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict
 from nemo_gym.http.addresses import Address, base_url
-from nemo_gym.keys import HEAD_SERVER_KEY_NAME, SESSION_SECRET_KEY_NAME
+from nemo_gym.keys import HEAD_SERVER_KEY_NAME, RUN_ID_KEY_NAME, SESSION_SECRET_KEY_NAME
 from nemo_gym.schemas.run_config import RunConfig
 from nemo_gym.servers.listening import listen
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUN_ID_KEY_NAME = "run_id"
 POLL_EVERY_S = 0.2
 _STEP_S = 0.05
 _TELL_EVERY_S = 10.0

@@ -25,15 +25,17 @@ from nemo_gym.cli.search_path import own_root_for_path, running_site_packages, s
 from nemo_gym.cli.warden import Warden
 from nemo_gym.config.handover import child_environment
 from nemo_gym.http.addresses import Address
-from nemo_gym.keys import NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME, UV_CACHE_DIR_KEY_NAME
+from nemo_gym.keys import (
+    NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
+    NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME,
+    NEMO_GYM_PARENT_PID_ENV_VAR_NAME,
+    UV_CACHE_DIR_KEY_NAME,
+)
 from nemo_gym.schemas.run_config import RunConfig
 
 ASK_EVERY_S = 0.05
 _ANSWER_TIMEOUT_S = 2.0
 _EVENTS_TIMEOUT_S = 1.0
-# Read by nemo_gym.servers.run, which is not imported here: it would load uvicorn before any server is started.
-_PARENT_PID = "NEMO_GYM_PARENT_PID"
-_NUM_REPLICAS = "NEMO_GYM_NUM_REPLICAS"
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ class Unit(ABC):
     def _environment(self, instance: str) -> dict[str, str]:
         environment = child_environment(self._context.config, self._context.config_file, instance, os.environ)
         environment["PYTHONUNBUFFERED"] = "1"
-        environment[_PARENT_PID] = str(os.getpid())
-        environment.pop(_NUM_REPLICAS, None)
+        environment[NEMO_GYM_PARENT_PID_ENV_VAR_NAME] = str(os.getpid())
+        environment.pop(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME, None)
         if cache := self._context.config.get(UV_CACHE_DIR_KEY_NAME):
             environment["UV_CACHE_DIR"] = str(cache)
         return environment
@@ -149,7 +151,7 @@ class Host(Unit):
         arguments += ["--replica", str(self.replica), *self.servers]
         environment = self._environment("")
         del environment[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
-        environment[_NUM_REPLICAS] = str(self._context.settings.num_replicas)
+        environment[NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME] = str(self._context.settings.num_replicas)
         root = own_root_for_path()
         environment["PYTHONPATH"] = search_path([os.environ.get("PYTHONPATH"), root])
         command = CommandLine(arguments, None, environment, (writing,))

@@ -80,11 +80,12 @@ def _leads_to_server(value: Any, tree: Tree, hops: int = 20) -> bool:
 
 
 def find_instances(
-    config: DictConfig, resolved: Mapping[str, Any] | None = None, *, skip: Collection[str] = ()
+    config: DictConfig, resolved: Mapping[str, Any] | None = None, *, skip: Collection[str] = (), warn: bool = False
 ) -> tuple[list[ServerInstanceConfig], dict[str, ValidationError]]:
     """The server instances in config order, and why blocks that look like servers are none.
 
     `resolved` is the config as plain resolved data, for callers that have it; names in `skip` are passed over.
+    With `warn`, blocks that will not be started are named in the log.
     """
     plain = resolve(config, plain_tree(config)).tree if resolved is None else resolved
     instances: list[ServerInstanceConfig] = []
@@ -95,10 +96,11 @@ def find_instances(
         instance, error = maybe_get_server_instance_config(str(name), config[name], plain=block)
         if instance is not None:
             instances.append(instance)
-            _warn_of_second_server(instance, block)
+            if warn:
+                _warn_of_second_server(instance, block)
         elif error is not None and is_almost_server(block):
             almost[str(name)] = error
-        else:
+        elif warn:
             logger.warning(
                 "%r names a server type but has no `%s`, so it is not a server and is not started",
                 name,

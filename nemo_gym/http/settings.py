@@ -20,7 +20,7 @@ _HOUR_S = 3600.0
 class GlobalAIOHTTPAsyncClientConfig(BaseModel):
     """Settings of the HTTP client of one process."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     global_aiohttp_connector_limit: int = Field(102_400, ge=0)
     """Open connections in all, divided by the number of workers; 0 is no limit."""

@@ -181,6 +181,21 @@ class RolloutAggregationConfig(BaseNeMoGymCLIConfig):
     """Where the combined rollouts go; the name of the metrics file derives from it."""
     merge_shards: bool = True
     """Write the combined rollouts too, not only their metrics."""
+    on_duplicate: Literal["error", "first", "last"] = "error"
+    """What to do when two records of one rollout differ: refuse, or keep the one that comes first or last in the order
+    of `input_glob`. Identical ones are dropped and counted in any case."""
+    allow_changed_config: bool = False
+    """Combine files although their manifests say that they were collected with different settings."""
+    offline: bool = False
+    """Ask no servers: compute the metrics here, from the agents' classes in `config_paths`. Without this option that
+    happens only when no head server answers."""
+    json_format: bool = Field(False, validation_alias=AliasChoices("json", "json_format"))
+    """Print one line of JSON on stdout instead of tables."""
+
+    @property
+    def paths(self) -> RolloutPaths:
+        """Where the results go."""
+        return RolloutPaths(Path(self.output_jsonl_fpath))
 
 
 def repeats_of(num_repeats: int | Mapping[str, int], agent: str) -> int | None:

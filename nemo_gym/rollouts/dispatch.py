@@ -16,10 +16,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from nemo_gym.rollouts.attempt import Attempt, verdict_on
 from nemo_gym.rollouts.config import (
     DEFAULT_CONCURRENCY,
     DEFAULT_MAX_ROLLOUT_ATTEMPTS,
@@ -29,19 +29,10 @@ from nemo_gym.rollouts.config import (
 )
 from nemo_gym.rollouts.failures import RetryPauses, failure_of, invalid_answer, rollout_name, rollout_timed_out
 from nemo_gym.rollouts.limits import MAX_SET_ASIDE, Trial, WaitingRows
-from nemo_gym.rollouts.record import (
-    FAILURE_MESSAGE_KEY,
-    NG_FAILURE_CLASS_KEY,
-    Failure,
-    Outcome,
-    Result,
-    Row,
-    failure_record,
-    key_or_none,
-    outcome_of,
-)
+from nemo_gym.rollouts.record import Failure, FailureClass, Result, Row
 from nemo_gym.rollouts.stall import STALLED_AFTER_S, Probe, StallWatch
-from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules, Verdict
+from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules
+from nemo_gym.rollouts.terminal import shown
 
 logger = logging.getLogger(__name__)
 
@@ -78,27 +69,6 @@ class DispatchSettings:
         )
 
 
-class Attempt(NamedTuple):
-    """One attempt at a rollout that has ended: with an answer, or with a failure that the collector detected."""
-
-    row: Row
-    result: Result | None
-    failure: Failure | None
-    started_at_s: float
-    """Seconds since the epoch, as `ended_at_s`."""
-    ended_at_s: float
-    is_final: bool
-    """False when the rollout is to be tried again; if the run stops before that, it is left to be resumed."""
-
-    def record(self) -> Result:
-        """What to store: the agent's answer, or the sidecar line of the failure."""
-        if self.failure is None:
-            assert self.result is not None
-            return self.result
-        started_at = datetime.fromtimestamp(self.started_at_s, UTC)
-        return failure_record(self.row, self.failure, started_at, datetime.fromtimestamp(self.ended_at_s, UTC))
-
-
 class Dispatch:
     """The rollouts of one run while they are made."""
 
@@ -122,6 +92,7 @@ class Dispatch:
         self._timers: list[asyncio.TimerHandle] = []
         self._abandoned: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._told: set[tuple[str, FailureClass]] = set()
         self._rules = StopRules(self._settings.fail_fast, self._settings.max_failure_fraction)
         self._stall = StallWatch(self._settings.stalled_after_s, probe)
         self.stopped: Stop | None = None
@@ -231,13 +202,26 @@ class Dispatch:
         self._waiting.give_back_room(trial.agent)
         self._stall.sign_of_life(self._loop.time())
         is_final = failure is None or trial.number >= self._attempts_left(trial.row)
-        self._ended.append(Attempt(trial.row, result, failure, trial.started_at_s, time.time(), is_final))
-        stop = self._rules.after(_verdict(trial, result, failure, is_final))
+        attempt = Attempt(trial.row, result, failure, trial.started_at_s, time.time(), is_final)
+        self._ended.append(attempt)
+        stop = self._rules.after(verdict_on(attempt, trial.agent))
+        if failure is not None:
+            self._tell_of_first(trial, failure)
         if stop is not None:
             self._stop(stop, GRACE_S)
         if not is_final and self.stopped is None:
             self._pause(trial)
         self._changed.set()
+
+    def _tell_of_first(self, trial: Trial, failure: Failure) -> None:
+        """One line per agent and class, so that people need not wait for the end to learn what goes wrong."""
+        kind = (trial.agent, failure.failure_class)
+        if kind in self._told or failure.failure_class.dooms_agent:  # of the latter the stop rules tell
+            return
+        self._told.add(kind)
+        logger.warning(
+            "%s failed (%s): %s", rollout_name(trial.row), failure.failure_class, shown(failure.message, 500)
+        )
 
     def _pause(self, trial: Trial) -> None:
         self._waiting.paused += 1
@@ -278,17 +262,3 @@ class Dispatch:
             task.cancel()
         self._in_flight.clear()
         self._changed.set()
-
-
-def _verdict(trial: Trial, result: Result | None, failure: Failure | None, is_final: bool) -> Verdict:
-    if failure is not None:
-        outcome, failure_class, message = Outcome.FAILURE, failure.failure_class, failure.message
-    else:
-        assert result is not None
-        outcome = outcome_of(result)
-        if outcome is not Outcome.FAILURE:
-            return Verdict(trial.agent, None, outcome, is_final)
-        failure_class = result[NG_FAILURE_CLASS_KEY]
-        message = f"{failure_class} {result.get(FAILURE_MESSAGE_KEY) or ''}"
-    name = rollout_name(trial.row)
-    return Verdict(trial.agent, key_or_none(trial.row), outcome, is_final, failure_class, f"{name}: {message}")

@@ -4,7 +4,6 @@ It runs in a thread of the launching process. Secrets in the config are masked: 
 names and addresses only.
 """
 
-import copy
 import os
 import threading
 import time
@@ -16,11 +15,12 @@ from fastapi import FastAPI
 from omegaconf import OmegaConf
 from pydantic import PrivateAttr
 
-from nemo_gym.config.secrets import mask_secrets
+from nemo_gym.config.secrets import mask_tree
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.server_client import ServerClient
+from nemo_gym.keys import RUN_ID_KEY_NAME
 from nemo_gym.servers.base import BaseServer
 from nemo_gym.servers.listening import listen
 from nemo_gym.servers.run import uvicorn_settings
@@ -62,9 +62,8 @@ class HeadServer(BaseServer):
 
     async def global_config_dict_yaml(self) -> str:
         """The run's config as YAML, interpolations unresolved, secrets masked."""
-        shown = copy.deepcopy(replaceable("get_global_config_dict", get_global_config_dict)())
-        mask_secrets(shown)
-        return OmegaConf.to_yaml(shown)
+        config = replaceable("get_global_config_dict", get_global_config_dict)()
+        return OmegaConf.to_yaml(OmegaConf.create(mask_tree(OmegaConf.to_container(config, resolve=False))))
 
     async def get_server_instances(self) -> list[dict[str, Any]]:
         """Every running server."""
@@ -77,7 +76,7 @@ class HeadServer(BaseServer):
     async def health(self) -> dict[str, Any]:
         """That the head is up, and which run it belongs to."""
         config = replaceable("get_global_config_dict", get_global_config_dict)()
-        return {"status": "ok", "run_id": config.get("run_id"), "folder": str(Path.cwd()), "pid": os.getpid()}
+        return {"status": "ok", "run_id": config.get(RUN_ID_KEY_NAME), "folder": str(Path.cwd()), "pid": os.getpid()}
 
     async def alive(self) -> dict[str, str]:
         """That the head is up."""

@@ -21,7 +21,12 @@ from fastapi import FastAPI
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
-from nemo_gym.keys import DRY_RUN_KEY_NAME, VERBOSE_KEY_NAME
+from nemo_gym.keys import (
+    DRY_RUN_KEY_NAME,
+    NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME,
+    NEMO_GYM_PARENT_PID_ENV_VAR_NAME,
+    VERBOSE_KEY_NAME,
+)
 from nemo_gym.log import setup_logging
 from nemo_gym.servers.classes import one_server_class
 from nemo_gym.servers.context import prefix_output
@@ -36,9 +41,6 @@ WORKER_FLAG = "IS_NEMO_GYM_FASTAPI_WORKER"
 WORKER_ENTRYPOINT = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NUM_WORKERS = "NEMO_GYM_FASTAPI_NUM_WORKERS"
-NUM_REPLICAS = "NEMO_GYM_NUM_REPLICAS"
-PARENT_PID = "NEMO_GYM_PARENT_PID"
-"""Set by a launcher: the server ends when this process is no longer its parent."""
 
 OPEN_FILES_TARGET = 65_535
 
@@ -128,7 +130,7 @@ def per_process_cap(cap: int | None) -> int | None:
     """A cap on the whole server, divided among the processes it runs in; at least 1."""
     if not cap:
         return cap
-    processes = int(os.environ.get(NUM_REPLICAS) or 1) * int(os.environ.get(NUM_WORKERS) or 1)
+    processes = int(os.environ.get(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME) or 1) * int(os.environ.get(NUM_WORKERS) or 1)
     return max(1, -(-cap // processes))
 
 
@@ -146,7 +148,7 @@ def raise_open_file_limit(target: int = OPEN_FILES_TARGET) -> None:
 
 def end_with_parent(parent_pid: int | None = None) -> None:
     """Stop this process when its parent is gone, so that a killed launcher leaves nothing behind."""
-    parent = parent_pid or int(os.environ.get(PARENT_PID) or 0)
+    parent = parent_pid or int(os.environ.get(NEMO_GYM_PARENT_PID_ENV_VAR_NAME) or 0)
     if not parent:
         return
 

@@ -88,7 +88,7 @@ def test_a_block_that_names_a_server_type_without_entrypoint_is_named_in_a_warni
 ) -> None:
     tree = {"x": {"resources_servers": {"r": {"domain": "math"}}}, "y": {"responses_api_models": None}}
 
-    assert find_instances(OmegaConf.create(tree)) == ([], {})
+    assert find_instances(OmegaConf.create(tree), warn=True) == ([], {})
     assert ["'x' names a server type but has no `entrypoint`" in record.getMessage() for record in caplog.records] == [
         True,
         False,
@@ -96,7 +96,7 @@ def test_a_block_that_names_a_server_type_without_entrypoint_is_named_in_a_warni
 
 
 def test_a_second_server_type_in_one_block_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    (instance,) = find_instances(OmegaConf.create({"x": {**resources(), **model()}}))[0]
+    (instance,) = find_instances(OmegaConf.create({"x": {**resources(), **model()}}), warn=True)[0]
 
     assert instance.SERVER_TYPE == "resources_servers"
     assert "what it says under responses_api_models is not started" in caplog.text

@@ -251,11 +251,11 @@ def test_an_agent_that_hangs_up_is_gone() -> None:
 
 def test_an_agent_that_does_not_answer_in_time_is_a_timeout() -> None:
     async def run() -> None:
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.4)
 
     async def scenario() -> Failure:
         async with listening(agent_that(run)) as port:
-            return await failure_at(client_of(agent=port), timeout=aiohttp.ClientTimeout(total=0.2))
+            return await failure_at(client_of(agent=port), timeout=aiohttp.ClientTimeout(total=0.1))
 
     assert asyncio.run(scenario()).failure_class is FailureClass.TIMEOUT
 

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from nemo_gym.cli.command import command
-from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import ValidateConfig
 
 if TYPE_CHECKING:
@@ -16,13 +15,8 @@ _STAND_IN = "dummy_model"
 
 def parse_or_list_problems(parser_config: "GlobalConfigDictParserConfig") -> "DictConfig":
     """The parsed configuration, or one error that numbers everything wrong with it."""
-    from nemo_gym.global_config import find_config_problems, set_global_config_dict
+    from nemo_gym.global_config import set_global_config_dict
 
-    problems = find_config_problems(parser_config)
-    if problems:
-        listed = "".join(f"\n{number}. {problem}" for number, problem in enumerate(problems, 1))
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"{count} in the configuration:{listed}")
     return set_global_config_dict(parser_config)
 
 
