@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
+from nemo_gym.judge import judge_failsafe
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.schemas.run_requests import (
     BaseMultiRewardVerifyResponse,
@@ -78,7 +79,7 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
             )
             app.user_middleware.append(lifetime)
         app.post("/seed_session")(self.seed_session)
-        app.post("/verify")(self.verify)
+        app.post("/verify")(judge_failsafe(self.verify))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.post("/end_session")(self._end_session_route)
         app.get("/reverify_mode")(self._reverify_mode_route)

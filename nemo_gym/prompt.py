@@ -14,9 +14,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.jsonl import read_objects, write_aside
+from nemo_gym.jsonl import write_aside
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.paths import candidates, resolve_for_reading
+from nemo_gym.row_files import read_rows
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 Messages = list[dict[str, str]]
@@ -190,7 +191,7 @@ def materialize_prompts(input_jsonl: str | Path, prompt_config: str | Path, outp
     output.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with write_aside(output) as file:
-        for _, row in read_objects(source):
+        for _, row in read_rows(source):
             file.write(json.dumps(apply_prompt_to_row(row, prompt) | used).encode() + b"\n")
             count += 1
     return count
@@ -198,7 +199,7 @@ def materialize_prompts(input_jsonl: str | Path, prompt_config: str | Path, outp
 
 def _check_rows(source: Path, prompt: PromptConfig) -> None:
     positions, lines = [], []
-    for position, (line, row) in enumerate(read_objects(source)):
+    for position, (line, row) in enumerate(read_rows(source)):
         if has_own_input(row):
             positions.append(position)
             lines.append(line.number)

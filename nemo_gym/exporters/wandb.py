@@ -1,11 +1,13 @@
 """Weights & Biases: one run per collection, with the metrics and, if wanted, every rollout.
 
-A tracker that fails is reported and never stops a run: the results are on disk.
+A tracker that fails is reported and never stops a run: the results are on disk. It cannot hold one up for
+ever either: opening and closing its run have an end.
 """
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config.secrets import mask_secrets
 from nemo_gym.config_types import WANDBConfig
+from nemo_gym.global_config import get_wandb_run
 from nemo_gym.keys import RESULTS_DIR_KEY_NAME
 from nemo_gym.paths import RESULTS_DIR
 
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 ROLLOUTS_TABLE = "Rollouts"
 ROLLOUT_COLUMN = "Rollout"
+_INIT_TIMEOUT_S = 30.0
+_FINISH_TIMEOUT_S = 600.0
 
 
 class WandbRun:
@@ -42,22 +47,36 @@ class WandbRun:
             table = wandb.Table(columns=[ROLLOUT_COLUMN], data=[[line.decode()] for line in lines])
             self._run.log({ROLLOUTS_TABLE: table})
 
+        logger.info("Uploading the rollouts to Weights & Biases")
         self._try("the rollouts", upload)
 
     def finish(self) -> None:
         """Send what is left and close the run."""
         self._try("the end of the run", self._run.finish)
 
-    def _try(self, what: str, send: Any) -> None:
+    def _try(self, what: str, send: Callable[[], object]) -> None:
         try:
             send()
         except Exception as error:  # noqa: BLE001 - a tracker may raise anything; the results are on disk
-            logger.warning("Weights & Biases did not take %s: %s", what, error)
+            logger.warning("Weights & Biases did not take %s: %s", what, _first_line(error))
+
+
+def active_run() -> WandbRun | None:
+    """The run that is open in this process, whoever opened it."""
+    run = get_wandb_run()
+    return None if run is None else WandbRun(run)
 
 
 @contextmanager
 def wandb_run(config: DictConfig) -> Iterator[WandbRun | None]:
-    """The run that `config` asks for, open while inside; None when it asks for none or it cannot be opened."""
+    """The run that `config` asks for, open while inside; None when it asks for none or it cannot be opened.
+
+    A run that this process opened before is used instead, and left open.
+    """
+    active = active_run()
+    if active is not None:
+        yield active
+        return
     run = _open(config)
     try:
         yield run
@@ -74,6 +93,7 @@ def _open(config: DictConfig) -> WandbRun | None:
     mask_secrets(masked)
     shown: Any = OmegaConf.to_container(masked, resolve=False)
     folder = Path(config.get(RESULTS_DIR_KEY_NAME) or RESULTS_DIR) / "wandb"
+    logger.info("Opening the Weights & Biases run %s/%s", settings.wandb_project, settings.wandb_name)
     try:
         import wandb
 
@@ -83,10 +103,21 @@ def _open(config: DictConfig) -> WandbRun | None:
             name=settings.wandb_name,
             dir=folder,
             config=shown,
-            settings=wandb.Settings(api_key=settings.wandb_api_key, console="off", silent=True),
+            settings=wandb.Settings(api_key=settings.wandb_api_key, console="off", silent=True, **_timeouts()),
         )
     except Exception as error:  # noqa: BLE001 - as above
-        logger.warning("Weights & Biases is configured but no run could be opened: %s", error)
+        logger.warning(
+            "Weights & Biases is configured but no run could be opened, so nothing is uploaded: %s", _first_line(error)
+        )
         return None
-    logger.info("Weights & Biases run %s/%s is open", settings.wandb_project, settings.wandb_name)
     return WandbRun(run)
+
+
+def _timeouts() -> dict[str, Any]:
+    """What W&B would wait for longer, or for ever, unless its own environment variables say so."""
+    bounds = {"init_timeout": _INIT_TIMEOUT_S, "finish_timeout": _FINISH_TIMEOUT_S, "finish_timeout_raises": True}
+    return {name: value for name, value in bounds.items() if f"WANDB_{name.upper()}" not in os.environ}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -44,6 +44,12 @@ class NeMoGymAsyncOpenAI(BaseModel):
     internal: bool = False
     """Whether the endpoint is a server of this run; it only shows in the words of an error."""
     default_headers: dict[str, str] = Field(default_factory=dict)
+    default_query: dict[str, str] = Field(default_factory=dict)
+    """Query parameters of every request."""
+
+    def auth_headers(self) -> dict[str, str]:
+        """How the key travels; a client of endpoints that want it elsewhere overrides this."""
+        return {"Authorization": f"Bearer {self.api_key}"}
 
     async def create_models(self, **kwargs: Any) -> dict[str, Any]:
         """`GET /models`."""
@@ -76,9 +82,8 @@ class NeMoGymAsyncOpenAI(BaseModel):
             "timeout": ClientTimeout(
                 total=settings.model_total_timeout_s, sock_connect=settings.http_connect_timeout_s
             ),
-            **with_json_body(
-                {**kwargs, "headers": {**self.default_headers, "Authorization": f"Bearer {self.api_key}"}}
-            ),
+            **({"params": self.default_query} if self.default_query else {}),
+            **with_json_body({**kwargs, "headers": {**self.default_headers, **self.auth_headers()}}),
         }
         call = Call(method, url, internal=self.internal, timeout_key="model_total_timeout_s")
         server_errors = 0

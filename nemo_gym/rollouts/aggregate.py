@@ -6,7 +6,7 @@ says how much of the run it rests on (`coverage`).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,18 @@ from pydantic import ValidationError
 
 from nemo_gym.errors import GymError
 from nemo_gym.jsonl import write_aside
-from nemo_gym.keys import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.rollouts.manifest import Expected
+from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result, agent_name_of, key_or_none
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.rollouts.stored import StoredRollouts, stripped
+from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 
 logger = logging.getLogger(__name__)
 
 AGGREGATE_PATH = "/aggregate_metrics"
-_NOT_SENT = frozenset(
-    {
-        RESPONSE_KEY_NAME,
-        RESPONSES_CREATE_PARAMS_KEY_NAME,
-        "ng_agent_observations",
-        "ng_model_call_capture",
-        "ng_trajectory",
-    }
-)
 _LOGGED_TYPES = (bool, int, float, str, type(None))
 
-Ask = Callable[[str, list[Result]], Awaitable[Mapping[str, Any]]]
+Ask = Callable[[str, Collection[Result]], Awaitable[object]]
 """(agent, stripped records) -> what the agent's `/aggregate_metrics` answered."""
 
 
@@ -47,7 +39,8 @@ class AggregationError(GymError):
 class AgentRecords:
     """What one agent's metrics are computed from."""
 
-    records: list[Result] = field(default_factory=list)
+    records: Collection[Result] = field(default_factory=list)
+    """Stripped results: a list, or `StoredRollouts`."""
     failed: set[tuple[int, int]] = field(default_factory=set)
     """Keys of rollouts that failed."""
     expected: Expected | None = None
@@ -72,24 +65,14 @@ class AgentMetrics:
         return entry if self.coverage is None else {**entry, "coverage": self.coverage}
 
 
-def stripped(result: Mapping[str, Any]) -> Result:
-    """A result without its bulk: of the response only the token usage is kept."""
-    record = {key: value for key, value in result.items() if key not in _NOT_SENT}
-    response = result.get(RESPONSE_KEY_NAME)
-    usage = response.get("usage") if isinstance(response, dict) else None
-    if usage:
-        record[RESPONSE_KEY_NAME] = {"usage": usage}
-    return record
-
-
 def group_by_agent(records: Iterable[Mapping[str, Any]]) -> dict[str, AgentRecords]:
     """Stripped records of each agent; those that name no agent are left out."""
-    groups: dict[str, AgentRecords] = {}
+    groups: dict[str, list[Result]] = {}
     for record in records:
         agent = agent_name_of(record)
         if agent is not None:
-            groups.setdefault(agent, AgentRecords()).records.append(stripped(record))
-    return groups
+            groups.setdefault(agent, []).append(stripped(record))
+    return {agent: AgentRecords(of_agent) for agent, of_agent in groups.items()}
 
 
 def add_failures(groups: Mapping[str, AgentRecords], failures: Iterable[Mapping[str, Any]]) -> None:
@@ -101,29 +84,50 @@ def add_failures(groups: Mapping[str, AgentRecords], failures: Iterable[Mapping[
             group.failed.add((key.task_index, key.rollout_index))
 
 
+def request_arguments(records: Collection[Result]) -> dict[str, Any]:
+    """The request for metrics of `records`, as an HTTP client takes it; stored rollouts are sent as they are read."""
+    if not isinstance(records, StoredRollouts):
+        return {"json": AggregateMetricsRequest(verify_responses=list(records))}
+    headers = {"Content-Type": "application/json", "Content-Length": str(records.body_bytes)}
+    return {"data": records.body(), "headers": headers}
+
+
 async def ask_agents(groups: Mapping[str, AgentRecords], ask: Ask) -> list[AgentMetrics]:
     """Every agent's metrics, all asked at once, sorted by the agents' names.
 
+    An agent without any records is not asked, and none of them makes for no metrics at all.
+
     Raises:
-        AggregationError: an agent answered with something else.
+        AggregationError: agents failed, or answered with something else; all of them are named.
     """
-    agents = sorted(groups)
-    answers = await asyncio.gather(*(ask(agent, groups[agent].records) for agent in agents))
+    asked = [agent for agent in sorted(groups) if len(groups[agent].records)]
+    if not asked:
+        return []
+    answers = await asyncio.gather(*(_ask(agent, groups[agent].records, ask) for agent in asked))
+    problems = [answer for answer in answers if isinstance(answer, AggregationError)]
+    if problems:
+        raise AggregationError("; ".join(map(str, problems))) from problems[0]
+    metrics = dict(zip(asked, answers, strict=True))
     return [
-        AgentMetrics(agent, _checked(agent, answer), _coverage(groups[agent]))
-        for agent, answer in zip(agents, answers, strict=True)
+        AgentMetrics(agent, metrics.get(agent) or AggregateMetrics(), _coverage(groups[agent]))
+        for agent in sorted(groups)
     ]
 
 
-def _checked(agent: str, answer: object) -> AggregateMetrics:
+async def _ask(agent: str, records: Collection[Result], ask: Ask) -> Any:
+    """The agent's metrics, or the AggregationError that tells why there are none."""
     try:
-        return AggregateMetrics.model_validate(answer)
+        return AggregateMetrics.model_validate(await ask(agent, records))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"])) or "the answer"
-        raise AggregationError(
+        failure = AggregationError(
             f"agent {agent!r} answered {AGGREGATE_PATH} with something that is no metrics ({where}: {problem['msg']})"
-        ) from error
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a call may raise becomes one message with those of others
+        failure = AggregationError(f"agent {agent!r} could not be asked for its metrics: {error}")
+        failure.__cause__ = error
+    return failure
 
 
 def _coverage(group: AgentRecords) -> dict[str, Any] | None:
@@ -131,7 +135,8 @@ def _coverage(group: AgentRecords) -> dict[str, Any] | None:
         return None
     from nemo_gym.metrics.coverage import compute_coverage  # loads numpy
 
-    return compute_coverage(group.records, group.failed, group.expected.rollouts, group.expected.tasks)
+    scored = group.records.table if isinstance(group.records, StoredRollouts) else group.records
+    return compute_coverage(scored, group.failed, group.expected.rollouts, group.expected.tasks)
 
 
 def write_metrics(metrics: Iterable[AgentMetrics], path: Path) -> None:
@@ -141,7 +146,30 @@ def write_metrics(metrics: Iterable[AgentMetrics], path: Path) -> None:
         file.write(orjson.dumps(entries, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
 
 
-def values_for_tracking(metrics: Iterable[AgentMetrics]) -> dict[str, Any]:
+def read_metrics(path: Path) -> list[AgentMetrics] | None:
+    """What `write_metrics` wrote; None when it is not there or was written by something else."""
+    try:
+        return [
+            AgentMetrics(entry["agent_ref"]["name"], AggregateMetrics.model_validate(entry), entry.get("coverage"))
+            for entry in orjson.loads(path.read_bytes())
+        ]
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def current_metrics(paths: RolloutPaths) -> list[AgentMetrics] | None:
+    """The metrics on disk, if nothing they rest on was written after them; none for a run without a single rollout."""
+    if not paths.rollouts.exists() or not paths.rollouts.stat().st_size:
+        return []
+    if not paths.aggregate_metrics.exists():
+        return None
+    sources = [path for path in (paths.rollouts, paths.failures, paths.materialized_inputs) if path.exists()]
+    if paths.aggregate_metrics.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in sources):
+        return None
+    return read_metrics(paths.aggregate_metrics)
+
+
+def values_for_tracking(metrics: Sequence[AgentMetrics]) -> dict[str, Any]:
     """Flat values for an experiment tracker; lists and dicts are left out."""
     logged: dict[str, Any] = {}
     for of_agent in metrics:

@@ -80,11 +80,12 @@ class RunManifest(BaseModel):
         return sum(expected.rollouts for expected in self.agents.values())
 
     def describe(self, config: RolloutCollectionConfig, facts: RunFacts) -> None:
-        """Record the circumstances of this start; those of an earlier one are replaced."""
+        """Record the circumstances of this start; those of an earlier one are replaced as far as these are known."""
         self.command = masked_command(facts.command)
         self.options = shown_options(config)
-        self.models = list(facts.models)
-        self.config = None if facts.config is None else masked_options(facts.config)
+        if facts.config is not None:
+            self.models = list(facts.models)
+            self.config = masked_options(facts.config)
         self.versions = {"nemo_gym": __version__, "python": platform.python_version()}
         self.ended_at = None
 

@@ -2,6 +2,7 @@
 
 import logging
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from nemo_gym.jsonl import write_aside
@@ -11,6 +12,7 @@ from nemo_gym.rollouts.config import RolloutCollectionConfig
 from nemo_gym.rollouts.manifest import FileFingerprint, RunFacts, RunManifest, fingerprint, now_text, read_manifest
 from nemo_gym.rollouts.materialized import ExpectedByAgent, is_complete, rewrite_rows, write_rows
 from nemo_gym.rollouts.rows import InputRows
+from nemo_gym.row_files import iter_row_lines
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +54,14 @@ def describe_rows(
 ) -> None:
     """Record where the rows came from and how many there are; `inputs` is None when they were made elsewhere."""
     manifest.input = input_fingerprint(config)
-    manifest.input_rows = None if inputs is None else inputs.scan.rows
+    manifest.input_rows = _count_rows(config) if inputs is None else inputs.scan.rows
     manifest.prompt = prompt_fingerprint(config)
     manifest.agents = expected
+
+
+def _count_rows(config: RolloutCollectionConfig) -> int | None:
+    path = input_path(config)
+    return None if path is None else sum(1 for _ in islice(iter_row_lines(path), config.limit))
 
 
 def input_path(config: RolloutCollectionConfig) -> Path | None:

@@ -25,11 +25,14 @@ class Record(NamedTuple):
     value: Row
 
 
-def sound_records(path: Path, corrupt: Path, *, may_lack_key: bool = False) -> Iterator[Record]:
+def sound_records(
+    path: Path, corrupt: Path, *, may_lack_key: bool = False, repair: bool = True
+) -> Iterator[Record]:
     """Every record in `path`, in file order; none when there is no such file.
 
     When all have been read, lines that are none are moved to `corrupt` and a missing last newline is added.
-    With `may_lack_key`, an object without indices is not damaged, but passed over.
+    With `may_lack_key`, an object without indices is not damaged, but passed over. Without `repair` the file is
+    only read.
 
     Raises:
         ConfigError: so many lines are unsound that it must be another kind of file; it is left as it is.
@@ -53,6 +56,8 @@ def sound_records(path: Path, corrupt: Path, *, may_lack_key: bool = False) -> I
             f"{path}: {len(unsound)} of {len(unsound) + sound} lines, the first of them line {unsound[0].number}, are "
             "not what this file should hold; name another output, or move the file away"
         )
+    if not repair:
+        return
     if unsound:
         _take_out(unsound, path, corrupt)
     if ends_torn(path):

@@ -6,7 +6,7 @@ and one count per failed one; once the plan is made, one byte per row.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -77,13 +77,18 @@ class Plan:
     owed_by_agent: Mapping[str, int]
     done: int = 0
     """Rollouts finished before."""
-    given_up: int = 0
+    given_up_keys: Sequence[RolloutKey] = ()
     """Rollouts that are not finished and not to be tried again."""
     attempts: Mapping[RolloutKey, Attempts] = field(default_factory=dict)
     """What failed before."""
     retry_exhausted: bool = False
     owed_lines: bytearray | None = None
     """For each line of the file whether it is owed; None when all are."""
+
+    @property
+    def given_up(self) -> int:
+        """How many rollouts are not finished and not to be tried again."""
+        return len(self.given_up_keys)
 
     @property
     def owed(self) -> int:
@@ -113,18 +118,18 @@ def plan_fresh(paths: RolloutPaths, expected: Mapping[str, Expected], cap: int) 
     return Plan(paths.materialized_inputs, cap, expected, owed)
 
 
-def read_gate(paths: RolloutPaths, cap: int, *, retry_exhausted: bool = False) -> Gate:
-    """Read rollouts and failures, repairing them where a line is damaged."""
+def read_gate(paths: RolloutPaths, cap: int, *, retry_exhausted: bool = False, repair: bool = True) -> Gate:
+    """Read rollouts and failures, repairing them where a line is damaged, unless told to leave them alone."""
     done = KeySet()
-    for key, _, _ in sound_records(paths.rollouts, paths.rollouts_corrupt):
+    for key, _, _ in sound_records(paths.rollouts, paths.rollouts_corrupt, repair=repair):
         done.add(key)
-    return Gate(done, read_attempts(paths), cap, retry_exhausted)
+    return Gate(done, read_attempts(paths, repair=repair), cap, retry_exhausted)
 
 
-def read_attempts(paths: RolloutPaths) -> dict[RolloutKey, Attempts]:
+def read_attempts(paths: RolloutPaths, *, repair: bool = True) -> dict[RolloutKey, Attempts]:
     """The failed attempts of every rollout in the sidecar; lines without indices are nobody's."""
     attempts: dict[RolloutKey, Attempts] = {}
-    for key, _, failure in sound_records(paths.failures, paths.failures_corrupt, may_lack_key=True):
+    for key, _, failure in sound_records(paths.failures, paths.failures_corrupt, may_lack_key=True, repair=repair):
         of_key = attempts.setdefault(key, Attempts())
         of_key.made += 1
         of_key.counted += failure.get(COUNTS_AS_ATTEMPT_KEY) is not False
@@ -132,14 +137,15 @@ def read_attempts(paths: RolloutPaths) -> dict[RolloutKey, Attempts]:
     return attempts
 
 
-def plan_resumed(paths: RolloutPaths, gate: Gate) -> Plan:
+def plan_resumed(paths: RolloutPaths, gate: Gate, *, repair: bool = True) -> Plan:
     """What the run still owes."""
     rollouts: Counter[str] = Counter()
     tasks: Counter[str] = Counter()
     owed: Counter[str] = Counter()
     owed_lines = bytearray()
-    done = given_up = 0
-    for key, _, row in sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt):
+    given_up: list[RolloutKey] = []
+    done = 0
+    for key, _, row in sound_records(paths.materialized_inputs, paths.materialized_inputs_corrupt, repair=repair):
         agent = agent_name_of(row) or ""
         rollouts[agent] += 1
         tasks[agent] += key.rollout_index == 0
@@ -147,7 +153,8 @@ def plan_resumed(paths: RolloutPaths, gate: Gate) -> Plan:
         is_given_up = not is_done and gate.is_given_up(key)
         is_owed = not (is_done or is_given_up)
         done += is_done
-        given_up += is_given_up
+        if is_given_up:
+            given_up.append(key)
         owed[agent] += is_owed
         owed_lines.append(is_owed)
     _report(gate, total=len(owed_lines), owed=owed.total())
@@ -158,7 +165,7 @@ def plan_resumed(paths: RolloutPaths, gate: Gate) -> Plan:
         expected={agent: Expected(tasks=tasks[agent], rollouts=count) for agent, count in rollouts.items()},
         owed_by_agent=owed,
         done=done,
-        given_up=given_up,
+        given_up_keys=given_up,
         attempts=gate.attempts,
         retry_exhausted=gate.retry_exhausted,
         owed_lines=owed_lines,

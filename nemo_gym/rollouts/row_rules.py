@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from nemo_gym import prompt as prompts
+from nemo_gym.data.chat_rows import ChatRowError, params_from_chat
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
 from nemo_gym.jsonl import json_type
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, TASK_INDEX_KEY_NAME
@@ -31,8 +32,8 @@ NO_AGENT = (
 )
 BAD_AGENT = f'rows {ROWS}: agent_ref must be an object with the agent\'s name, such as {{"name": "my_agent"}}'
 NO_PARAMS = (
-    f"rows {ROWS} have no {RESPONSES_CREATE_PARAMS_KEY_NAME}: add it, with the messages as its `input`, "
-    "or have it made from other fields by +prompt_config=<file>"
+    f"rows {ROWS} have no {RESPONSES_CREATE_PARAMS_KEY_NAME}: add it, with the messages as its `input`; or give them "
+    "`messages` or a `prompt`; or have it made from other fields by +prompt_config=<file>"
 )
 BAD_PARAMS = f"rows {ROWS}: {RESPONSES_CREATE_PARAMS_KEY_NAME} must be an object"
 BAD_TASK_INDEX = f"rows {ROWS}: {TASK_INDEX_KEY_NAME} must be a number"
@@ -79,12 +80,16 @@ class RowRules:
             self._fill_prompt(row, self.prompt, problems)
         agent = self._fill_agent(row, problems)
         params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
+        if params is None and self.prompt is None:
+            params = _params_from_chat(row, problems)
         if isinstance(params, dict):
             params.update(self.overrides)
             if self.add_seed:
                 _check_seedable(params, problems)
+        elif params is None:
+            problems.append(NO_PARAMS)
         else:
-            problems.append(NO_PARAMS if params is None else BAD_PARAMS)
+            problems.append(BAD_PARAMS)
         if isinstance(row.get(TASK_INDEX_KEY_NAME), list | dict):
             problems.append(BAD_TASK_INDEX)
         return agent
@@ -113,6 +118,18 @@ class RowRules:
             row[AGENT_REF_KEY_NAME] = {**(reference or {}), "name": self.agent_name}
             return self.agent_name
         return ""
+
+
+def _params_from_chat(row: Row, problems: list[str]) -> Row | None:
+    """Give a row that brings `messages` or a `prompt` its parameters, and return them."""
+    try:
+        params = params_from_chat(row)
+    except ChatRowError as error:
+        problems.append(f"rows {ROWS}: {error}")
+        return {}
+    if params is not None:
+        row[RESPONSES_CREATE_PARAMS_KEY_NAME] = params
+    return params
 
 
 def announce(config: RolloutCollectionConfig) -> None:

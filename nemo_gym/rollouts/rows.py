@@ -10,13 +10,14 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import iter_lines, parse, to_line
+from nemo_gym.jsonl import parse, to_line
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.rollouts.compact import without_garbage_collection
 from nemo_gym.rollouts.config import RolloutCollectionConfig
 from nemo_gym.rollouts.record import Row, agent_name_of
 from nemo_gym.rollouts.row_rules import RowRules, announce, with_seed
 from nemo_gym.rollouts.scan import InputScan, line_hash, scan_input, size_and_time
+from nemo_gym.row_files import iter_row_lines
 
 _DIGEST_BYTES = 16
 _MANY = 2**32
@@ -72,7 +73,7 @@ def materialized(rows: Iterable[Row]) -> Iterator[Repeats]:
 def _materialize(rules: RowRules, scan: InputScan) -> Iterator[Repeats]:
     numbers = _Numbers(scan)
     unused: list[str] = []
-    for position, line in enumerate(iter_lines(rules.path)):
+    for position, line in enumerate(iter_row_lines(rules.path)):
         if position >= scan.rows:
             return
         row: Row = parse(line.content)

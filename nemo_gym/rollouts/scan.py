@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import Line, iter_lines, json_type, malformation, parse
+from nemo_gym.jsonl import Line, json_type, malformation, parse
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.prompt import conflict_message
 from nemo_gym.rollouts.compact import IndexSet, IntSet, SeenFilter
 from nemo_gym.rollouts.config import DEFAULT_ENTRY
 from nemo_gym.rollouts.record import Row
 from nemo_gym.rollouts.row_rules import OWN_INPUT, ROWS, RowRules
+from nemo_gym.row_files import iter_row_lines
 
 _TASK_INDEX_BYTES = TASK_INDEX_KEY_NAME.encode()
 _HASH_BITS = 2**63 - 1
@@ -78,7 +79,7 @@ def scan_input(rules: RowRules) -> InputScan:
     scan = InputScan(size_and_time(rules.path))
     seen = SeenFilter(_estimated_lines(rules.path))
     problems: dict[str, _Problem] = {}
-    for line in _with_progress_bar(iter_lines(rules.path)):
+    for line in _with_progress_bar(iter_row_lines(rules.path)):
         if rules.limit is not None and scan.rows >= rules.limit:
             _note_index_beyond_limit(line, scan)
             continue

@@ -59,7 +59,7 @@ def find_shards(config: RolloutAggregationConfig) -> ShardFiles:
     """
     found = ShardFiles()
     seen: set[tuple[int, int]] = set()
-    named = {path for pattern in _patterns(config.input_glob) if not glob.has_magic(pattern) for path in [Path(pattern)]}
+    named = {Path(pattern) for pattern in _patterns(config.input_glob) if not glob.has_magic(pattern)}
     for path in _expand_input_glob(config.input_glob):
         reason = _why_not(path, config.paths.rollouts, is_named=path in named)
         if reason is not None:
@@ -81,7 +81,7 @@ def _expand_input_glob(input_glob: str) -> list[Path]:
     """What the comma-separated patterns match: sorted within each, without repetition, whatever kind of file it is."""
     paths: dict[Path, None] = {}
     for pattern in _patterns(input_glob):
-        matches = sorted(glob.glob(pattern))
+        matches = sorted(glob.glob(pattern))  # noqa: PTH207 - patterns may be absolute
         if not matches and Path(pattern).exists():  # a name with brackets in it
             matches = [pattern]
         paths.update((Path(match), None) for match in matches)

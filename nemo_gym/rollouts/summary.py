@@ -11,9 +11,11 @@ from nemo_gym.rollouts.aggregate import AgentMetrics
 from nemo_gym.rollouts.failure_table import FailureTable
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Outcome
+from nemo_gym.rollouts.resume import Plan
 from nemo_gym.rollouts.stop_rules import Stop, StopKind
 
 EXIT_OK, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 0, 1, 130
+_TOKEN_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 
 
 @dataclass
@@ -27,9 +29,12 @@ class RunSummary:
     """Rollouts an earlier run had finished."""
     given_up_before: int = 0
     """Rollouts an earlier run had given up."""
+    owed: int = 0
+    """Rollouts this run had to make."""
     counts: Counter[Outcome] = field(default_factory=Counter)
     """Rollouts of this run, by how they ended."""
     failures: FailureTable = field(default_factory=FailureTable)
+    """What failed in this run, and why earlier ones gave up on rollouts."""
     tokens: Counter[str] = field(default_factory=Counter)
     """Token counts of this run's rollouts, as the models reported them."""
     wall_time_s: float = 0.0
@@ -37,6 +42,15 @@ class RunSummary:
     """Why it ended early, if it did."""
     metrics: list[AgentMetrics] = field(default_factory=list)
     metrics_path: Path | None = None
+    metrics_problem: str | None = None
+    """Why there are no metrics although they were wanted."""
+
+    @classmethod
+    def of(cls, plan: Plan, paths: RolloutPaths) -> "RunSummary":
+        """Of a run that is about to begin."""
+        return cls(
+            paths, expected=plan.total, finished_before=plan.done, given_up_before=plan.given_up, owed=plan.owed
+        )
 
     @property
     def finished(self) -> int:
@@ -49,25 +63,23 @@ class RunSummary:
         return max(0, self.expected - self.finished)
 
     @property
-    def had_nothing_to_do(self) -> bool:
-        """Whether every rollout was finished or given up before."""
-        return self.expected == self.finished_before + self.given_up_before
+    def is_interrupted(self) -> bool:
+        """Whether the user ended it."""
+        return self.stopped is not None and self.stopped.kind is StopKind.INTERRUPTED
 
     @property
     def exit_code(self) -> int:
-        """0 only when every rollout is in the file."""
-        if self.stopped is not None and self.stopped.kind is StopKind.INTERRUPTED:
+        """0 only when every rollout is in the file, and the metrics are there if they were wanted."""
+        if self.is_interrupted:
             return EXIT_INTERRUPTED
-        return EXIT_OK if self.missing == 0 else EXIT_INCOMPLETE
+        return EXIT_INCOMPLETE if self.missing or self.metrics_problem else EXIT_OK
 
     def count_tokens(self, result: Mapping[str, Any]) -> None:
         """Add the usage of one result."""
         response = result.get(RESPONSE_KEY_NAME)
         usage = response.get("usage") if isinstance(response, dict) else None
         if isinstance(usage, dict):
-            for name in ("input_tokens", "output_tokens", "total_tokens"):
-                if isinstance(usage.get(name), int):
-                    self.tokens[name] += usage[name]
+            self.tokens.update({name: usage[name] for name in _TOKEN_COUNTS if isinstance(usage.get(name), int)})
 
     def as_json(self) -> dict[str, Any]:
         """For programs: one object."""
@@ -76,6 +88,7 @@ class RunSummary:
             "materialized_inputs_jsonl_fpath": str(self.paths.materialized_inputs),
             "failures_jsonl_fpath": str(self.paths.failures),
             "aggregate_metrics_fpath": None if self.metrics_path is None else str(self.metrics_path),
+            "manifest_fpath": str(self.paths.manifest),
             "expected": self.expected,
             "finished": self.finished,
             "finished_before": self.finished_before,
@@ -92,4 +105,5 @@ class RunSummary:
             "exit_code": self.exit_code,
             "key_metrics": {of_agent.agent: of_agent.metrics.key_metrics for of_agent in self.metrics},
             "coverage": {of_agent.agent: of_agent.coverage for of_agent in self.metrics},
+            "metrics_problem": self.metrics_problem,
         }

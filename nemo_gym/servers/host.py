@@ -31,6 +31,7 @@ from nemo_gym.http.local import register_local_app
 from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.keys import DRY_RUN_KEY_NAME, VERBOSE_KEY_NAME
 from nemo_gym.log import setup_logging
+from nemo_gym.open_files import raise_open_file_limit
 from nemo_gym.paths import component_search_roots
 from nemo_gym.servers.base import SimpleServer
 from nemo_gym.servers.classes import NotOneServerClassError, one_server_class
@@ -38,7 +39,7 @@ from nemo_gym.servers.context import prefix_output, running_as
 from nemo_gym.servers.listening import listen
 from nemo_gym.servers.loop_watch import watch_loop
 from nemo_gym.servers.middleware import DisconnectMiddleware, InstanceMiddleware
-from nemo_gym.servers.run import end_with_parent, raise_open_file_limit, uvicorn_settings
+from nemo_gym.servers.run import end_with_parent, uvicorn_settings
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,7 @@ Any launcher can start it: the config and the instance's name arrive in environm
 """
 
 import importlib
-import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -28,6 +26,7 @@ from nemo_gym.keys import (
     VERBOSE_KEY_NAME,
 )
 from nemo_gym.log import setup_logging
+from nemo_gym.open_files import raise_open_file_limit
 from nemo_gym.servers.classes import one_server_class
 from nemo_gym.servers.context import prefix_output
 from nemo_gym.servers.middleware import DisconnectMiddleware
@@ -35,14 +34,10 @@ from nemo_gym.servers.middleware import DisconnectMiddleware
 if TYPE_CHECKING:
     from nemo_gym.servers.base import SimpleServer
 
-logger = logging.getLogger(__name__)
-
 WORKER_FLAG = "IS_NEMO_GYM_FASTAPI_WORKER"
 WORKER_ENTRYPOINT = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NUM_WORKERS = "NEMO_GYM_FASTAPI_NUM_WORKERS"
-
-OPEN_FILES_TARGET = 65_535
 
 
 def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
@@ -132,18 +127,6 @@ def per_process_cap(cap: int | None) -> int | None:
         return cap
     processes = int(os.environ.get(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME) or 1) * int(os.environ.get(NUM_WORKERS) or 1)
     return max(1, -(-cap // processes))
-
-
-def raise_open_file_limit(target: int = OPEN_FILES_TARGET) -> None:
-    """Allow as many open files as `target`, or as many as the system lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = target if hard == resource.RLIM_INFINITY else min(target, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (ValueError, OSError) as error:
-        logger.warning("the open-file limit stays at %d (%s); raise it with `ulimit -n %d`", soft, error, wanted)
 
 
 def end_with_parent(parent_pid: int | None = None) -> None:

@@ -7,12 +7,12 @@ wrong key, comes back as one sentence that names the endpoint and the setting.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
-from nemo_gym.errors import GymError
+from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -21,9 +21,6 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, per_process_cap
-from responses_api_models.openai_model.endpoint_errors import Settings, explained_error
-
-_Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 class OpenAIModelConfig(BaseResponsesAPIModelConfig):
@@ -67,41 +64,29 @@ class OpenAIModel(SimpleResponsesAPIModel):
         request = self._request(body)
         if self.config.drop_input_reasoning_items and isinstance(request["input"], list):
             request["input"] = [item for item in request["input"] if item.get("type") != "reasoning"]
-        return self._validated(NeMoGymResponse, await self._ask(self._client.create_response, request))
+        answer = await self._ask(self._client.create_response, request)
+        return validated_answer(NeMoGymResponse, answer, self._settings)
 
     async def chat_completions(  # type: ignore[override]
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming
     ) -> NeMoGymChatCompletion:
         """Answer through the endpoint's `/chat/completions`."""
         request = self._request(body)
-        return self._validated(NeMoGymChatCompletion, await self._ask(self._client.create_chat_completion, request))
+        answer = await self._ask(self._client.create_chat_completion, request)
+        return validated_answer(NeMoGymChatCompletion, answer, self._settings)
 
     def _request(self, body: BaseModel) -> dict[str, Any]:
         given = body.model_dump(exclude_unset=True)
         return {**self.config.extra_body, **given, "model": self.config.openai_model}
 
     async def _ask(self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> dict[str, Any]:
-        try:
+        with errors_explained(self._settings):
             async with self._slots:
                 return await call(**request)
-        except GymError as error:
-            explained = explained_error(error, self._settings)
-            if explained is None:
-                raise
-            raise explained from error
-
-    def _validated(self, answer_type: type[_Answer], answer: dict[str, Any]) -> _Answer:
-        try:
-            return answer_type.model_validate(answer)
-        except ValidationError as error:
-            raise RuntimeError(
-                f"The model endpoint {self._settings.base_url} answered with something that is no "
-                f"{answer_type.__name__}; check {self._settings.base_url_key}. What is wrong with it: {error}"
-            ) from error
 
     @property
-    def _settings(self) -> Settings:
-        return Settings(self.config.name, self.config.openai_base_url, self.config.openai_model)
+    def _settings(self) -> EndpointSettings:
+        return EndpointSettings(self.config.name, self.config.openai_base_url, self.config.openai_model)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ async def main(config: RolloutCollectionConfig) -> int:
             +limit=100 +num_repeats=4 +responses_create_params.temperature=0.7
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl +resume_from_cache=true
     """
+    from nemo_gym.open_files import raise_open_file_limit
     from nemo_gym.rollout_collection import RolloutCollectionHelper
     from nemo_gym.rollouts.manifest import RunFacts
 
+    raise_open_file_limit()
     summary = await RolloutCollectionHelper().collect(config, RunFacts(command=sys.argv))
     if config.json_format:
         print(json.dumps(summary.as_json()))

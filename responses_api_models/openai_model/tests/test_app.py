@@ -17,12 +17,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from omegaconf import OmegaConf
 
+from nemo_gym.http.endpoint_errors import EndpointSettings, explained_error
 from nemo_gym.http.errors import ServerResponseError
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
 from nemo_gym.servers.listening import listen
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
-from responses_api_models.openai_model.endpoint_errors import Settings, explained_error
 
 MakeModel = Callable[..., OpenAIModel]
 HELLO = {"input": [{"role": "user", "content": "hello"}]}
@@ -260,7 +260,7 @@ def test_something_else_at_the_address_is_an_error_that_names_it(endpoint: Endpo
 def test_an_explained_error_can_be_pickled() -> None:
     error = ServerResponseError("http://host/v1/responses", 401, b"no")
 
-    explained = explained_error(error, Settings("policy_model", "http://host/v1", "m"))
+    explained = explained_error(error, EndpointSettings("policy_model", "http://host/v1", "m"))
     assert isinstance(explained, ServerResponseError)
 
     copy = pickle.loads(pickle.dumps(explained))

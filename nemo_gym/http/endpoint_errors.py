@@ -5,40 +5,49 @@ failure record, so they avoid whatever such nesting would escape: quotes, backsl
 """
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from nemo_gym.errors import GymError
 from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, ServerUnreachableError
 
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
 _EXCERPT_LENGTH = 300
 _UNKNOWN_MODEL = re.compile(
-    r"model_not_found|invalid_model|(?:unknown|invalid|unsupported|no such) model"
+    r"model_not_found|invalid_model|DeploymentNotFound|(?:unknown|invalid|unsupported|no such) model"
     r"|model\b.{0,200}?\b(?:not found|does not exist|is unknown|not available)",
     re.IGNORECASE | re.DOTALL,
 )
 
 
-class Settings(NamedTuple):
+class EndpointSettings(NamedTuple):
     """What a user can change about an endpoint, and what it is set to."""
 
     server_name: str
     base_url: str
     model: str
+    base_url_field: str = "openai_base_url"
+    api_key_field: str = "openai_api_key"
+    model_field: str = "openai_model"
 
     @property
     def base_url_key(self) -> str:
         """How to name the address."""
-        return self._key("policy_base_url", "openai_base_url")
+        return self._key("policy_base_url", self.base_url_field)
 
     @property
     def api_key_key(self) -> str:
         """How to name the key."""
-        return self._key("policy_api_key", "openai_api_key")
+        return self._key("policy_api_key", self.api_key_field)
 
     @property
     def model_key(self) -> str:
         """How to name the model."""
-        return self._key("policy_model_name", "openai_model")
+        return self._key("policy_model_name", self.model_field)
 
     def _key(self, well_known: str, own: str) -> str:
         return f"{well_known} ({own} of {self.server_name})"
@@ -48,7 +57,34 @@ class ModelEndpointError(ServerResponseError):
     """The endpoint refused a request for a reason that lies in the settings; `response_content` says which."""
 
 
-def explained_error(error: GymError, settings: Settings) -> GymError | None:
+@contextmanager
+def errors_explained(settings: EndpointSettings) -> Iterator[None]:
+    """Let errors of the endpoint leave the block in words that name the setting to fix, where one is to blame."""
+    try:
+        yield
+    except GymError as error:
+        explained = explained_error(error, settings)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def validated_answer(answer_type: type[_Answer], answer: Any, settings: EndpointSettings) -> _Answer:
+    """What the endpoint answered, as `answer_type`.
+
+    Raises:
+        RuntimeError: it is something else.
+    """
+    try:
+        return answer_type.model_validate(answer)
+    except ValidationError as error:
+        raise RuntimeError(
+            f"The model endpoint {settings.base_url} answered with something that is no "
+            f"{answer_type.__name__}; check {settings.base_url_key}. What is wrong with it: {error}"
+        ) from error
+
+
+def explained_error(error: GymError, settings: EndpointSettings) -> GymError | None:
     """`error` in words that name the setting to fix; None when no setting is to blame."""
     if isinstance(error, ServerResponseError):
         return _explained_answer(error, settings)
@@ -60,7 +96,7 @@ def explained_error(error: GymError, settings: Settings) -> GymError | None:
     return None
 
 
-def _explained_answer(error: ServerResponseError, settings: Settings) -> ModelEndpointError | None:
+def _explained_answer(error: ServerResponseError, settings: EndpointSettings) -> ModelEndpointError | None:
     diagnosis = _diagnosis(error, settings)
     if diagnosis is None:
         return None
@@ -76,7 +112,7 @@ def _explained_answer(error: ServerResponseError, settings: Settings) -> ModelEn
     )
 
 
-def _explained_absence(error: ServerUnreachableError, settings: Settings) -> ServerUnreachableError:
+def _explained_absence(error: ServerUnreachableError, settings: EndpointSettings) -> ServerUnreachableError:
     return ServerUnreachableError(
         f"{error.message}. This is the model endpoint of {settings.server_name}: start it, "
         f"or correct {settings.base_url_key}, now {settings.base_url}",
@@ -88,7 +124,7 @@ def _explained_absence(error: ServerUnreachableError, settings: Settings) -> Ser
     )
 
 
-def _diagnosis(error: ServerResponseError, settings: Settings) -> str | None:
+def _diagnosis(error: ServerResponseError, settings: EndpointSettings) -> str | None:
     where = f"The model endpoint {error.url}"
     if error.status in (401, 403):
         return f"{where} refused the API key (status {error.status}): correct {settings.api_key_key}."
@@ -98,8 +134,12 @@ def _diagnosis(error: ServerResponseError, settings: Settings) -> str | None:
             f"{where} does not offer the model {settings.model} (status {error.status}): correct {settings.model_key}."
         )
     if error.status == 404:
+        missing_api = (
+            " An endpoint may also lack the Responses API: such a one needs another model server, "
+            "inference_provider or vllm_model."
+        )
         return (
-            f"{where} does not exist (status 404): correct {settings.base_url_key}, which usually ends in /v1. "
-            "An endpoint may also lack the Responses API: such a one needs another model server than openai_model."
+            f"{where} does not exist (status 404): correct {settings.base_url_key}, which usually ends in /v1."
+            f"{missing_api if error.url.endswith('/responses') else ''}"
         )
     return None

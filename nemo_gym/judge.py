@@ -1,0 +1,159 @@
+"""PUBLIC: models that judge answers, and what becomes of a rollout whose judge could not be asked.
+
+A judge that says "wrong" is a score. A judge that cannot be reached, breaks off or answers nonsense
+says nothing about the rollout: that is a `JudgeError`, and `/verify` of every resources server turns
+it into an answer with the failure class `judge_failed`, which the collector keeps apart from the
+scored rollouts. Its `reward` is `NaN`, as text because JSON has no such number: it satisfies every
+agent that expects a float, leaves the agent as `null`, and cannot be taken for a score on the way.
+"""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from nemo_gym.errors import GymError
+from nemo_gym.openai_utils import (
+    NeMoGymEasyInputMessage,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+    NeMoGymResponseOutputMessage,
+)
+from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
+
+__all__ = [
+    "JudgeError",
+    "JudgeEvaluation",
+    "ask_for_label",
+    "call_judge",
+    "earliest_label",
+    "judge_failsafe",
+    "last_message_text",
+    "reraise_judge_errors",
+]
+
+JUDGE_FAILED = "judge_failed"
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+_Result = TypeVar("_Result")
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+class JudgeError(GymError, RuntimeError):
+    """The judge gave no judgement, so there is nothing to score with."""
+
+
+class JudgeEvaluation(BaseModel):
+    """One question to a judge, its answer, and the label found in it."""
+
+    responses_create_params: NeMoGymResponseCreateParamsNonStreaming
+    response: NeMoGymResponse
+    verdict_label: str | None = None
+    """None: the judge answered, but with none of the labels."""
+
+
+async def call_judge(
+    server_client: ServerClient, *, server_name: str, url_path: str, json: Any, response_model: type[_Answer]
+) -> _Answer:
+    """Ask a judge model server.
+
+    Raises:
+        JudgeError: there was no answer, an error status, or an answer that is no `response_model`.
+    """
+    try:
+        answer = await server_client.post(server_name=server_name, url_path=url_path, json=json)
+        await raise_for_status(answer)
+        return response_model.model_validate(await get_response_json(answer))
+    except Exception as error:
+        raise JudgeError(
+            f"judge {server_name!r} gave no valid answer at {url_path}: {type(error).__name__}: {error}"
+        ) from error
+
+
+async def reraise_judge_errors(work: Awaitable[_Result]) -> _Result:
+    """Await a call to a judge that is made in another way than `call_judge`: whatever fails is a `JudgeError`."""
+    try:
+        return await work
+    except JudgeError:
+        raise
+    except Exception as error:
+        raise JudgeError(f"the judge could not be asked: {type(error).__name__}: {error}") from error
+
+
+async def ask_for_label(
+    server_client: ServerClient,
+    server_name: str,
+    params: NeMoGymResponseCreateParamsNonStreaming,
+    labels: Iterable[str],
+) -> JudgeEvaluation:
+    """Ask a judge that ends its answer with one of `labels`.
+
+    Raises:
+        JudgeError: the judge failed, or broke off before it came to a label.
+    """
+    response = await call_judge(
+        server_client,
+        server_name=server_name,
+        url_path="/v1/responses",
+        json=params,
+        response_model=NeMoGymResponse,
+    )
+    if response.error is not None:
+        raise JudgeError(f"judge {server_name!r} failed: {response.error.code}: {response.error.message}")
+    label = earliest_label(last_message_text(response), labels)
+    if label is None and response.incomplete_details is not None:
+        raise JudgeError(
+            f"judge {server_name!r} broke off before its verdict ({response.incomplete_details.reason}); "
+            "raise max_output_tokens in judge_responses_create_params"
+        )
+    return JudgeEvaluation(responses_create_params=params, response=response, verdict_label=label)
+
+
+def earliest_label(text: str, labels: Iterable[str]) -> str | None:
+    """The label that occurs first in `text`; None when none does."""
+    found = [(at, label) for label in labels if (at := text.find(label)) >= 0]
+    return min(found)[1] if found else None
+
+
+def last_message_text(response: NeMoGymResponse) -> str:
+    """The text parts of the last message the model wrote, one per line; empty when it wrote none."""
+    for item in reversed(response.output):
+        if isinstance(item, NeMoGymResponseOutputMessage):
+            return "\n".join(part.text for part in item.content if part.type == "output_text")
+        if isinstance(item, NeMoGymEasyInputMessage) and item.role == "assistant":
+            return item.content if isinstance(item.content, str) else ""
+    return ""
+
+
+def judge_failsafe(verify: _Handler) -> _Handler:
+    """`verify` for use as a route: a `JudgeError` becomes an answer without a score.
+
+    Resources servers do this to their `/verify`. Called from Python, `verify` still raises.
+    """
+    if not inspect.iscoroutinefunction(verify):
+        return verify
+
+    @functools.wraps(verify)
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await verify(*args, **kwargs)
+        except JudgeError as error:
+            return _unscored([*args, *kwargs.values()], error)
+
+    return guarded  # type: ignore[return-value]
+
+
+def _unscored(arguments: list[Any], error: JudgeError) -> Response:
+    row = next((argument for argument in arguments if isinstance(argument, BaseModel)), None)
+    body = {
+        **(row.model_dump(mode="json", warnings=False) if row is not None else {}),
+        "reward": "NaN",
+        "_ng_failure_class": JUDGE_FAILED,
+        "_ng_failure_message": str(error),
+        "_ng_failure_judge_error": str(error),
+    }
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,228 @@
+"""Rows in the files people have them in: JSON lines, plain or compressed, CSV and Parquet.
+
+The ending of the name decides: `.jsonl.gz`, `.jsonl.zst`, `.csv` and `.parquet` are what they say,
+everything else is JSON lines. Rows come one at a time, as lines: whoever reads `.jsonl` can read
+them all. A line of any other format holds the row's compact JSON.
+
+- CSV: the first record names the columns. Cells are text; one that holds a JSON object or a list of
+  objects is that. Empty cells of the columns that are never text are left out.
+- Parquet: rows are numbered from 1. Inside a struct, which has all its members in every row, a null
+  is a member that is not there.
+"""
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from nemo_gym.errors import ConfigError, listed
+from nemo_gym.jsonl import Line, MalformedLineError, iter_lines, json_type, parse, parse_line, to_line
+from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, TASK_INDEX_KEY_NAME
+
+MESSAGES_KEY_NAME = "messages"
+PROMPT_KEY_NAME = "prompt"
+TOOLS_KEY_NAME = "tools"
+
+_NEVER_TEXT = {
+    RESPONSES_CREATE_PARAMS_KEY_NAME,
+    AGENT_REF_KEY_NAME,
+    TASK_INDEX_KEY_NAME,
+    MESSAGES_KEY_NAME,
+    TOOLS_KEY_NAME,
+}
+_LARGEST_CELL = 1 << 30
+_BATCH_ROWS = 1024
+_UNREADABLE = (EOFError, OSError, zlib.error, UnicodeDecodeError)
+
+
+class RowFileError(ConfigError, ValueError):
+    """A file that is not what its name says."""
+
+
+class MissingLibraryError(ConfigError, ImportError):
+    """A file that needs a library which is not installed."""
+
+
+def iter_row_lines(path: str | Path) -> Iterator[Line]:
+    """The rows of a file of any format, as lines; memory does not grow with the file.
+
+    A line that is not JSON comes as it is: whoever parses it finds out.
+
+    Raises:
+        ConfigError: the file is not what its name says, or a library to read it is missing.
+    """
+    read = _reader_for(Path(path).name)
+    return iter_lines(path) if read is None else _explained(read, Path(path))
+
+
+def is_plain(path: str | Path) -> bool:
+    """Whether a file is read as plain JSON lines."""
+    return _reader_for(Path(path).name) is None
+
+
+def stem_of(path: str | Path) -> str:
+    """The name of a row file without its ending: `a` for `a.jsonl` and for `a.jsonl.gz`."""
+    name = Path(path).name
+    for ending in (".jsonl.gz", ".jsonl.zst"):
+        if name.endswith(ending) and name != ending:
+            return name.removesuffix(ending)
+    return Path(path).stem
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Every row of a file of any format.
+
+    Raises:
+        ConfigError: a row is not JSON, or not an object; or the file cannot be read.
+    """
+    for line in iter_row_lines(path):
+        value = parse_line(line.content, path, line.number)
+        if not isinstance(value, dict):
+            raise MalformedLineError(f"{path}, line {line.number}: expected a JSON object, found {json_type(value)}")
+        yield line, value
+
+
+def _reader_for(name: str) -> Callable[[Path], Iterator[Line]] | None:
+    readers = {".gz": _gzip_lines, ".zst": _zstd_lines, ".csv": _csv_lines, ".parquet": _parquet_lines}
+    return readers.get(Path(name).suffix.lower())
+
+
+def _explained(read: Callable[[Path], Iterator[Line]], path: Path) -> Iterator[Line]:
+    try:
+        yield from read(path)
+    except FileNotFoundError:
+        raise
+    except (*_UNREADABLE, csv.Error) as error:
+        raise RowFileError(f"{path} cannot be read as {path.suffix.removeprefix('.')}: {error}") from error
+
+
+def _gzip_lines(path: Path) -> Iterator[Line]:
+    return _compact_lines(gzip.open(path, "rb"))
+
+
+def _zstd_lines(path: Path) -> Iterator[Line]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise _missing(path, "zstandard", "data") from error
+    try:
+        yield from _compact_lines(zstandard.open(path, "rb"))
+    except zstandard.ZstdError as error:
+        raise RowFileError(f"{path} cannot be read as zst: {error}") from error
+
+
+def _compact_lines(opened: AbstractContextManager[IO[bytes]]) -> Iterator[Line]:
+    with opened as file:
+        for number, raw in enumerate(_split(file), 1):
+            content = raw.strip()
+            if number == 1:
+                content = content.removeprefix(b"\xef\xbb\xbf")
+            if content:
+                yield Line(number, 0, 0, _compact(content))
+
+
+def _split(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file whose reader need not know what a line is."""
+    rest = b""
+    while chunk := file.read(1 << 20):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    yield rest
+
+
+def _compact(content: bytes) -> bytes:
+    try:
+        return to_line(parse(content)).rstrip(b"\n")
+    except ValueError:
+        return content
+
+
+def _csv_lines(path: Path) -> Iterator[Line]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_CELL))
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        columns = _columns(next(reader, []), path)
+        last = reader.line_num
+        for cells in reader:
+            first, last = last + 1, reader.line_num
+            if not cells:
+                continue
+            if len(cells) != len(columns):
+                raise RowFileError(
+                    f"{path}, line {first}: {len(cells)} cells, but there are {len(columns)} columns "
+                    f"({listed(columns)}); put quotes around cells with commas or line breaks"
+                )
+            row = {name: _cell(name, text) for name, text in zip(columns, cells, strict=True)}
+            present = {name: value for name, value in row.items() if not (value == "" and name in _NEVER_TEXT)}
+            yield Line(first, 0, 0, to_line(present).rstrip(b"\n"))
+
+
+def _columns(names: list[str], path: Path) -> list[str]:
+    columns = [name.strip() for name in names]
+    odd = sorted({name for name in columns if not name or columns.count(name) > 1})
+    if not columns or odd:
+        found = f"it has {odd}" if odd else "it is empty"
+        raise RowFileError(f"{path}: the first line must name every column, each differently; {found}")
+    return columns
+
+
+def _cell(name: str, text: str) -> Any:
+    trimmed = text.strip()
+    if name == TASK_INDEX_KEY_NAME and trimmed.isdecimal():
+        return int(trimmed)
+    if not trimmed.startswith(("{", "[")):
+        return text
+    try:
+        value = orjson.loads(trimmed)
+    except orjson.JSONDecodeError:
+        return text
+    holds_objects = isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
+    return value if isinstance(value, dict) or holds_objects else text
+
+
+def _parquet_lines(path: Path) -> Iterator[Line]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise _missing(path, "pyarrow", "data") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=_BATCH_ROWS))
+            yield from _parquet_rows(batches, path)
+    except pyarrow.ArrowException as error:
+        raise RowFileError(f"{path} cannot be read as parquet: {error}") from error
+
+
+def _parquet_rows(batches: Iterable[list[dict[str, Any]]], path: Path) -> Iterator[Line]:
+    number = 0
+    for batch in batches:
+        for row in batch:
+            number += 1
+            present = {name: _without_nulls(value) for name, value in row.items()}
+            try:
+                content = to_line(present)
+            except TypeError as error:
+                raise RowFileError(f"{path}, row {number}: {error}; leave out the column or turn it into text") from error
+            yield Line(number, 0, 0, content.rstrip(b"\n"))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(inner) for inner in value]
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def _missing(path: Path, library: str, extra: str) -> MissingLibraryError:
+    return MissingLibraryError(f"reading {path} needs {library}, which is not installed: install the extra `{extra}`")
