@@ -19,6 +19,7 @@ from starlette.responses import Response
 from nemo_gym.errors import GymError
 from nemo_gym.openai_utils import (
     NeMoGymEasyInputMessage,
+    NeMoGymMessage,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
     NeMoGymResponseOutputMessage,
@@ -33,6 +34,7 @@ __all__ = [
     "earliest_label",
     "judge_failsafe",
     "last_message_text",
+    "last_user_text",
     "reraise_judge_errors",
 ]
 
@@ -125,8 +127,23 @@ def last_message_text(response: NeMoGymResponse) -> str:
         if isinstance(item, NeMoGymResponseOutputMessage):
             return "\n".join(part.text for part in item.content if part.type == "output_text")
         if isinstance(item, NeMoGymEasyInputMessage) and item.role == "assistant":
-            return item.content if isinstance(item.content, str) else ""
+            return item.content if isinstance(item.content, str) else "\n".join(_texts_in(item.content))
     return ""
+
+
+def last_user_text(params: NeMoGymResponseCreateParamsNonStreaming) -> str:
+    """What the user said last in a request, text parts one per line; empty when that is nothing."""
+    if isinstance(params.input, str):
+        return params.input
+    for item in reversed(params.input):
+        if isinstance(item, NeMoGymEasyInputMessage | NeMoGymMessage) and item.role == "user":
+            content = item.content
+            return content if isinstance(content, str) else "\n".join(_texts_in(content))
+    return ""
+
+
+def _texts_in(parts: Iterable[Any]) -> list[str]:
+    return [part.text for part in parts if part.type == "input_text"]
 
 
 def judge_failsafe(verify: _Handler) -> _Handler:

@@ -5,37 +5,37 @@ results are not kept. `run_from_config` is the same for Python callers who want 
 `run_examples` is for trainers who bring their own rows. The steps live in `nemo_gym.rollouts`.
 """
 
-import asyncio
+import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import orjson
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, PrivateAttr
 
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.exporters.wandb import wandb_run
+from nemo_gym.exporters.wandb import active_run, wandb_run
 from nemo_gym.global_config import maybe_get_global_config_dict
+from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.server_client import ServerClient, setup_server_client
-from nemo_gym.http.session import close_global_aiohttp_client, is_global_aiohttp_client_request_debug_enabled
-from nemo_gym.jsonl import iter_lines
+from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.rollouts.aggregate import (
     AGGREGATE_PATH,
-    AgentMetrics,
-    AgentRecords,
-    add_failures,
+    Ask,
     ask_agents,
     group_by_agent,
+    request_arguments,
     values_for_tracking,
     write_metrics,
 )
-from nemo_gym.rollouts.collected import Collected, semaphore_for
+from nemo_gym.rollouts.collected import RUN_LIMITS, Collected, RunLimits
 from nemo_gym.rollouts.config import (
     DEFAULT_MAX_ROLLOUT_ATTEMPTS,
     E2ERolloutCollectionConfig,
@@ -44,11 +44,10 @@ from nemo_gym.rollouts.config import (
     SharedRolloutCollectionConfig,
     max_attempts_from_environment,
 )
-from nemo_gym.rollouts.dispatch import Dispatch, DispatchSettings
 from nemo_gym.rollouts.examples import run_examples
-from nemo_gym.rollouts.failures import request_debug_summary
-from nemo_gym.rollouts.head import announce_head, replicas_of, require_agents
-from nemo_gym.rollouts.limits import prepare_connections
+from nemo_gym.rollouts.failures import RetryPauses, request_debug_summary
+from nemo_gym.rollouts.finished import count_given_up, is_settled, summary_if_settled, summary_of
+from nemo_gym.rollouts.head import announce_head, facts_about, replicas_of, require_agents
 from nemo_gym.rollouts.manifest import RunFacts
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.progress import Progress
@@ -56,18 +55,15 @@ from nemo_gym.rollouts.record import (
     NG_FAILURE_CLASS_KEY,
     NG_NO_PERSIST_KEY,
     NG_TERMINAL_KEY,
-    Outcome,
     Result,
     Row,
     agent_name_of,
 )
-from nemo_gym.rollouts.repair import sound_records
-from nemo_gym.rollouts.resume import Cached, Plan, load_from_cache
+from nemo_gym.rollouts.resume import Cached, load_from_cache, read_attempts
 from nemo_gym.rollouts.rows import materialized, preprocess
 from nemo_gym.rollouts.run import Run, check_input, open_run, resumes
-from nemo_gym.rollouts.signals import stopping_on_signals
 from nemo_gym.rollouts.stall import health_probe
-from nemo_gym.rollouts.stop_rules import StopKind
+from nemo_gym.rollouts.streaming import conclude, lines_to_upload, roll_out
 from nemo_gym.rollouts.summary import RunSummary
 
 __all__ = [
@@ -88,6 +84,22 @@ _DEFAULT_MAX_ROLLOUT_ATTEMPTS = DEFAULT_MAX_ROLLOUT_ATTEMPTS
 _get_max_rollout_attempts = max_attempts_from_environment
 _rollout_request_debug_summary = request_debug_summary
 
+_DEBUG_MARKER = "[rollout_collection] /run failed"
+_LATER = {
+    "RolloutAggregationHelper": "nemo_gym.rollouts.aggregation:RolloutAggregationHelper",
+    "_expand_input_glob": "nemo_gym.rollouts.shards:_expand_input_glob",
+    "aggregate_rollouts": "nemo_gym.cli.commands.aggregate_rollouts:main",
+    "collect_rollouts": "nemo_gym.cli.commands.collect_rollouts:main",
+}
+"""Names of this module that live above it, or need more than a trainer does: imported when they are asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LATER[name].partition(":")
+    return getattr(import_module(module), attribute)
+
 
 def _failures_path_for(path: str | Path) -> Path:
     """The failures sidecar of a rollouts file."""
@@ -97,70 +109,42 @@ def _failures_path_for(path: str | Path) -> Path:
 class RolloutCollectionHelper(BaseModel):
     """Collects rollouts; its methods may be overridden one by one."""
 
-    _agent_guards: dict[str, asyncio.Semaphore] = PrivateAttr(default_factory=dict)
+    _pauses: RetryPauses = PrivateAttr(default_factory=RetryPauses)
 
-    async def collect(self, config: RolloutCollectionConfig, facts: RunFacts | None = None) -> RunSummary:
-        """Collect every rollout that `config` asks for into its files, without keeping any in memory."""
-        inputs = check_input(config)
-        client = self._checked_client(() if inputs is None else inputs.scan.rows_of_agent)
+    async def collect(self, config: RolloutCollectionConfig, command: Sequence[str] = ()) -> RunSummary:
+        """Collect every rollout that `config` asks for into its files, without keeping any in memory.
+
+        `command` is the command line, for the manifest. A run in which there is nothing to do needs no servers.
+        """
         started_s = time.monotonic()
-        with open_run(config, _with_config(facts, client), inputs) as run, wandb_run(_tracking_config()) as tracker:
-            plan = run.plan()
-            summary = RunSummary(
-                config.paths, expected=plan.total, finished_before=plan.done, given_up_before=plan.given_up
-            )
-            if plan.owed:
-                prepare_connections(config, plan.owed_by_agent)
-                await self._roll_out(run, plan, client, summary)
-            interrupted = summary.stopped is not None and summary.stopped.kind is StopKind.INTERRUPTED
-            if tracker is not None and config.upload_rollouts:
-                tracker.log_rollouts(line.content for line in iter_lines(config.paths.rollouts))
-            if not (config.disable_aggregation or interrupted):
-                summary.metrics = await self._aggregate(run, plan, client)
-                summary.metrics_path = _write(summary.metrics, config.paths)
-                if tracker is not None:
-                    tracker.log(values_for_tracking(summary.metrics))
-            summary.wall_time_s = time.monotonic() - started_s
-        await close_global_aiohttp_client()
+        inputs = check_input(config)
+        try:
+            client = self._checked_client(() if inputs is None else inputs.scan.rows_of_agent)
+        except HeadServerError:
+            settled = summary_if_settled(config)
+            if settled is None:
+                raise
+            return settled
+        with open_run(config, facts_about(client, command), inputs) as run:
+            summary = await self._collect_into(run, client)
+        summary.wall_time_s = time.monotonic() - started_s
         return summary
 
-    async def _roll_out(self, run: Run, plan: Plan, client: ServerClient, summary: RunSummary) -> None:
-        """Send what the plan owes and store every attempt as it ends."""
-        dispatch = Dispatch(
-            plan,
-            lambda row: self._post(client, row),
-            DispatchSettings.of(run.config),
-            attempts_left=plan.attempts_left,
-            probe=health_probe(client),
-        )
-        progress = Progress(
-            plan.total,
-            finished_before=plan.done,
-            given_up_before=plan.given_up,
-            owed_by_agent=plan.owed_by_agent,
-            in_flight=lambda: dispatch.in_flight,
-        )
-        async with dispatch as attempts:
-            with run.store as store, progress, stopping_on_signals(dispatch.request_stop):
-                async for attempt in attempts:
-                    record = attempt.record()
-                    outcome = store.append(attempt.row, record)
-                    progress.add(attempt.row, record, outcome, is_final=attempt.is_final)
-                    summary.count_tokens(record)
-                    if outcome is Outcome.FAILURE:
-                        summary.failures.add(attempt.row, record, is_final=attempt.is_final)
-        summary.counts, summary.stopped = progress.counts, dispatch.stopped
-
-    async def _aggregate(self, run: Run, plan: Plan, client: ServerClient) -> list[AgentMetrics]:
-        """Ask every agent for the metrics of what is in the rollouts file."""
-        paths = run.store.paths
-        rollouts = (record.value for record in sound_records(paths.rollouts, paths.rollouts_corrupt))
-        groups = group_by_agent(rollouts)
-        for agent, expected in plan.expected.items():
-            groups.setdefault(agent, AgentRecords()).expected = expected
-        failures = sound_records(paths.failures, paths.failures_corrupt, may_lack_key=True)
-        add_failures(groups, (record.value for record in failures))
-        return await ask_agents(groups, _asking(client))
+    async def _collect_into(self, run: Run, client: ServerClient) -> RunSummary:
+        plan = run.plan()
+        summary = summary_of(plan, run.config.paths)
+        with run.store:  # both files exist after any run
+            pass
+        if is_settled(summary, run.config):
+            return summary
+        require_agents(client, [agent for agent, owed in plan.owed_by_agent.items() if owed])
+        with wandb_run(_tracking_config()) as tracker:
+            if plan.owed:
+                probe = health_probe(client)
+                await roll_out(run, plan, partial(self._post, client), summary, probe=probe, pauses=self._pauses)
+            await conclude(run, plan, _asking(client), summary, tracker)
+        summary.given_up = count_given_up(summary, run.config.attempt_cap)
+        return summary
 
     async def run_from_config(self, config: RolloutCollectionConfig) -> list[Result]:
         """Collect every rollout that `config` asks for; all results, also failed ones, in task order.
@@ -168,23 +152,27 @@ class RolloutCollectionHelper(BaseModel):
         Holds rows and results in memory and goes through the overridable methods; `collect` does neither.
         """
         fresh = None if resumes(config) else self._preprocess_rows_from_config(config)
-        with open_run(config, rows=None if fresh is None else materialized(fresh)) as run:
+        limits = RunLimits(config.concurrency, config.rollout_timeout_s)
+        facts = RunFacts()
+        if type(self).run_examples is _OWN_RUN_EXAMPLES:  # whoever replaced it may need no servers
+            limits.client = self.setup_server_client()
+            facts = _checked_facts(limits.client, fresh or ())
+        rows = None if fresh is None else materialized(fresh)
+        with open_run(config, facts, rows) as run, wandb_run(_tracking_config()) as tracker:
             cached = self._load_from_cache(config) if fresh is None else Cached(fresh, [], [], [])
             run.finished_before = len(cached.done_results)
-            collected = Collected(cached, run.store, config.attempt_cap)
-            semaphore, self._agent_guards = semaphore_for(config.concurrency)
+            failed_before = read_attempts(config.paths) if fresh is None else {}
+            collected = Collected(cached, run.store, config, limits, failed_before, self._pauses)
             with run.store:
-                while collected.pending:
-                    for awaitable in self.run_examples(collected.next_round(), semaphore=semaphore):
-                        await collected.take(awaitable)
-                    await collected.pause()
-            with wandb_run(_tracking_config()) as tracker:
-                if tracker is not None and config.upload_rollouts:
-                    tracker.log_rollouts(line.content for line in iter_lines(config.paths.rollouts))
-            rows, results = collected.persisted()
+                await collected.send_all(lambda rows, semaphore: self.run_examples(rows, semaphore=semaphore))
+            if tracker is not None and config.upload_rollouts:
+                tracker.log_rollouts(lines_to_upload(config.paths))
+            finished_rows, results = collected.persisted()
+            path = None
             if not config.disable_aggregation:
-                await self._call_aggregate_metrics(results, rows, config.paths.rollouts)
-            return collected.in_task_order()
+                path = await self._call_aggregate_metrics(results, finished_rows, config.paths.rollouts)
+        logger.info("%d rollouts are in %s; metrics: %s", len(results), config.paths.rollouts, path)
+        return collected.in_task_order()
 
     def run_examples(
         self,
@@ -196,9 +184,11 @@ class RolloutCollectionHelper(BaseModel):
 
         A failed request raises from its awaitable; the exception's `row` is the row.
         """
-        client = self.setup_server_client(head_server_config)
+        limits = RUN_LIMITS.get()
+        known = None if limits is None or head_server_config is not None else limits.client
+        client = known or self.setup_server_client(head_server_config)
         total = len(examples) if isinstance(examples, Sequence) else None
-        return run_examples(examples, lambda row: self._post(client, row), semaphore, Progress(total))
+        return run_examples(examples, partial(self._post, client), semaphore, Progress(total))
 
     def setup_server_client(self, head_server_config: BaseServerConfig | None = None) -> ServerClient:
         """A client for the servers of the run whose head server is given, else of the configured one."""
@@ -208,17 +198,14 @@ class RolloutCollectionHelper(BaseModel):
         return client
 
     async def _post(self, client: ServerClient, row: Row) -> Any:
-        name = row["agent_ref"]["name"]
-        async with _guarded_by(self._agent_guards.get(name)):
-            response = await client.post(server_name=name, url_path="/run", json=row)
+        limits = RUN_LIMITS.get()
+        async with nullcontext() if limits is None else limits.around(row):
+            response = await client.post(server_name=row["agent_ref"]["name"], url_path="/run", json=row)
             try:
                 await raise_for_status(response)
             except Exception as error:
                 if is_global_aiohttp_client_request_debug_enabled():
-                    status = getattr(error, "status", None)
-                    summary = orjson.dumps(request_debug_summary(row), option=orjson.OPT_SORT_KEYS).decode()
-                    summary = summary.replace('":', '": ').replace(',"', ', "')
-                    sys.stdout.write(f"[rollout_collection] /run failed status={status} row={summary}\n")
+                    _write_debug_marker(row, error)
                 raise
             return await get_response_json(response)
 
@@ -235,9 +222,15 @@ class RolloutCollectionHelper(BaseModel):
         if not results:
             return None
         named = [{**result, "agent_ref": row.get("agent_ref")} for row, result in zip(rows, results, strict=True)]
-        groups = group_by_agent(record for record in named if agent_name_of(record) is not None)
-        metrics = await ask_agents(groups, _asking(self.setup_server_client()))
-        return _write(metrics, RolloutPaths(Path(output_fpath)))
+        metrics = await ask_agents(group_by_agent(named), _asking(self.setup_server_client()))
+        if not metrics:
+            return None
+        path = RolloutPaths(Path(output_fpath)).aggregate_metrics
+        write_metrics(metrics, path)
+        tracker = active_run()
+        if tracker is not None:
+            tracker.log(values_for_tracking(metrics))
+        return path
 
     def _checked_client(self, agents: Iterable[str]) -> ServerClient:
         """A client for a run that is there and has these agents."""
@@ -247,39 +240,32 @@ class RolloutCollectionHelper(BaseModel):
         return client
 
 
-def _asking(client: ServerClient) -> Any:
-    async def ask(agent: str, records: list[Result]) -> Mapping[str, Any]:
-        response = await client.post(server_name=agent, url_path=AGGREGATE_PATH, json={"verify_responses": records})
+_OWN_RUN_EXAMPLES = RolloutCollectionHelper.run_examples
+
+
+def _asking(client: ServerClient) -> Ask:
+    async def ask(agent: str, records: Collection[Result]) -> object:
+        response = await client.post(server_name=agent, url_path=AGGREGATE_PATH, **request_arguments(records))
         await raise_for_status(response)
-        answer: Mapping[str, Any] = await get_response_json(response)
-        return answer
+        return await get_response_json(response)
 
     return ask
 
 
-def _write(metrics: list[AgentMetrics], paths: RolloutPaths) -> Path | None:
-    if not metrics:
-        return None
-    write_metrics(metrics, paths.aggregate_metrics)
-    return paths.aggregate_metrics
+def _write_debug_marker(row: Row, error: Exception) -> None:
+    summary = json.dumps(request_debug_summary(row), sort_keys=True)
+    sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
+    sys.stdout.flush()
 
 
-def _with_config(facts: RunFacts | None, client: ServerClient) -> RunFacts:
-    config: Any = OmegaConf.to_container(client.global_config_dict, resolve=False)
-    command = facts.command if facts is not None else ()
-    model = client.global_config_dict.get("policy_model_name")
-    return RunFacts(command=command, config=config, models=[model] if isinstance(model, str) and model else [])
+def _checked_facts(client: ServerClient, rows: Iterable[Row]) -> RunFacts:
+    """What the servers are, if the client says so; those of tests may not."""
+    if not isinstance(getattr(client, "global_config_dict", None), DictConfig):
+        return RunFacts()
+    require_agents(client, {agent_name_of(row) or "" for row in rows})
+    return facts_about(client)
 
 
-def _tracking_config() -> Any:
+def _tracking_config() -> DictConfig:
     known = maybe_get_global_config_dict()
     return known if known is not None else OmegaConf.create({})
-
-
-@asynccontextmanager
-async def _guarded_by(guard: asyncio.Semaphore | None) -> AsyncIterator[None]:
-    if guard is None:
-        yield
-    else:
-        async with guard:
-            yield

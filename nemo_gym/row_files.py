@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -40,6 +40,13 @@ _NEVER_TEXT = {
 _LARGEST_CELL = 1 << 30
 _BATCH_ROWS = 1024
 _UNREADABLE = (EOFError, OSError, zlib.error, UnicodeDecodeError)
+
+
+class BinaryReader(Protocol):
+    """As much of a file as is needed here."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; none at the end."""
 
 
 class RowFileError(ConfigError, ValueError):
@@ -118,7 +125,7 @@ def _zstd_lines(path: Path) -> Iterator[Line]:
         raise RowFileError(f"{path} cannot be read as zst: {error}") from error
 
 
-def _compact_lines(opened: AbstractContextManager[IO[bytes]]) -> Iterator[Line]:
+def _compact_lines(opened: AbstractContextManager[BinaryReader]) -> Iterator[Line]:
     with opened as file:
         for number, raw in enumerate(_split(file), 1):
             content = raw.strip()
@@ -128,7 +135,7 @@ def _compact_lines(opened: AbstractContextManager[IO[bytes]]) -> Iterator[Line]:
                 yield Line(number, 0, 0, _compact(content))
 
 
-def _split(file: IO[bytes]) -> Iterator[bytes]:
+def _split(file: BinaryReader) -> Iterator[bytes]:
     """The lines of a file whose reader need not know what a line is."""
     rest = b""
     while chunk := file.read(1 << 20):
@@ -210,7 +217,9 @@ def _parquet_rows(batches: Iterable[list[dict[str, Any]]], path: Path) -> Iterat
             try:
                 content = to_line(present)
             except TypeError as error:
-                raise RowFileError(f"{path}, row {number}: {error}; leave out the column or turn it into text") from error
+                raise RowFileError(
+                    f"{path}, row {number}: {error}; leave out the column or turn it into text"
+                ) from error
             yield Line(number, 0, 0, content.rstrip(b"\n"))
 
 

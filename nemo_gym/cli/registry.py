@@ -61,6 +61,18 @@ COMMANDS = (
         "nemo_gym.rollouts.config:RolloutCollectionConfig",
     ),
     CommandInfo(
+        "aggregate_rollouts",
+        ROLLOUTS,
+        "Combine rollout files and compute their metrics",
+        "nemo_gym.rollouts.config:RolloutAggregationConfig",
+    ),
+    CommandInfo(
+        "reward_profile",
+        ROLLOUTS,
+        "Profile rollouts task by task; choose tasks by difficulty",
+        "nemo_gym.schemas.reward_profile_config:RewardProfileConfig",
+    ),
+    CommandInfo(
         "materialize_prompts",
         DATA,
         "Apply a prompt template to a data set",

@@ -1,34 +1,74 @@
 """What `ng_collect_rollouts` prints at the end: a table per agent, what failed, and where the files are."""
 
-from collections.abc import Iterable
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import orjson
 from rich.text import Text
 
 from nemo_gym.rollouts.aggregate import AgentMetrics
+from nemo_gym.rollouts.masked import masked_command
 from nemo_gym.rollouts.record import Outcome
 from nemo_gym.rollouts.summary import RunSummary
 from nemo_gym.rollouts.terminal import shown
 from nemo_gym.tables import new_table, print_table
 
+_PROBLEM_LENGTH = 2_000
+_RESUME = "+resume_from_cache=true"
+_RETRY = "+retry_exhausted=true"
 
-def print_summary(summary: RunSummary) -> None:
-    """Print the end of a run to stdout."""
+
+def print_summary(summary: RunSummary, *, as_json: bool = False) -> None:
+    """Print the end of a run to stdout, for people, or as one line for programs."""
+    if as_json:
+        print(orjson.dumps(summary.as_json(), option=orjson.OPT_NON_STR_KEYS).decode())
+        return
     for of_agent in summary.metrics:
         _print_metrics(of_agent)
+        print()
     if summary.failures.by_class:
         _print_failures(summary)
-    print()
+        print()
     for line in _closing_lines(summary):
         print(line)
 
 
+def print_resume_hint(summary: RunSummary, command: Sequence[str] = ()) -> None:
+    """Say on stderr, as the very last thing, how to go on with a run that is not complete."""
+    if summary.missing:
+        given_up = f", {summary.given_up} of them given up" if summary.given_up else ""
+        what = f"{summary.missing} rollouts are missing{given_up}. "
+    elif summary.metrics_problem or summary.is_interrupted:
+        what = "The metrics are missing. "
+    else:
+        return
+    if summary.missing and summary.given_up == summary.missing:
+        what += f"Try them again with: {_as_typed(command, _RESUME, _RETRY)}"
+    else:
+        also = f" ({_RETRY} also tries again what was given up)" if summary.given_up else ""
+        what += f"Go on with: {_as_typed(command, _RESUME)}{also}"
+    print(what, file=sys.stderr)
+
+
+def _as_typed(command: Sequence[str], *options: str) -> str:
+    """The command line that goes on, without secrets; in words when the run was started some other way."""
+    name = Path(command[0]).name if command else ""
+    if not name.endswith("collect_rollouts"):
+        return f"the same command and {' '.join(options)}"
+    keys = {option.partition("=")[0] for option in (_RESUME, _RETRY)}
+    kept = [argument for argument in command[1:] if f"+{argument.lstrip('+').partition('=')[0]}" not in keys]
+    return shlex.join([name, *masked_command(kept), *options])
+
+
 def _print_metrics(of_agent: AgentMetrics) -> None:
-    table = new_table("metric", "value", "± 95 %", "n")
-    table.title = Text(shown(of_agent.agent))
+    table = new_table("metric", "value", "± interval (95 %)", "n")
+    print(shown(of_agent.agent))
     coverage = of_agent.coverage or {}
     for name, value, interval, count in [*_key_metrics(of_agent), *_coverage_rows(coverage)]:
-        table.add_row(Text(shown(name)), value, interval, count)
+        table.add_row(Text(shown(name)), value, Text(interval), count)
     print_table(table)
 
 
@@ -36,7 +76,7 @@ def _key_metrics(of_agent: AgentMetrics) -> Iterable[tuple[str, str, str, str]]:
     coverage = of_agent.coverage or {}
     scored = str(coverage.get("scored", {}).get("rollouts", ""))
     for name, value in of_agent.metrics.key_metrics.items():
-        interval = _half_width(coverage, "mean_excluding_failures") if name == "mean/reward" else ""
+        interval = _interval(coverage, "mean_excluding_failures") if name == "mean/reward" else ""
         yield name, _number(value), interval, scored if name.startswith("mean/") else ""
 
 
@@ -47,15 +87,15 @@ def _coverage_rows(coverage: dict[str, Any]) -> Iterable[tuple[str, str, str, st
     scored = coverage["scored"]["rollouts"]
     if failed or missing:
         mean = _number(coverage["mean_failures_as_zero"])
-        yield "reward, failures as 0", mean, _half_width(coverage, "mean_failures_as_zero"), str(scored + failed)
+        yield "reward, failures as 0", mean, _interval(coverage, "mean_failures_as_zero"), str(scored + failed)
     yield "rollouts scored", f"{scored} of {expected}", "", ""
     if failed or missing:
         yield "rollouts failed / missing", f"{failed} / {missing}", "", ""
 
 
-def _half_width(coverage: dict[str, Any], mean: str) -> str:
+def _interval(coverage: dict[str, Any], mean: str) -> str:
     ends = (coverage.get("ci95") or {}).get(mean)
-    return "" if ends is None else f"{(ends[1] - ends[0]) / 2:.4g}"
+    return "" if ends is None else f"[{ends[0]:.4g}, {ends[1]:.4g}]"
 
 
 def _number(value: Any) -> str:
@@ -66,31 +106,34 @@ def _number(value: Any) -> str:
 
 def _print_failures(summary: RunSummary) -> None:
     table = new_table("failure", "attempts", "rollouts", "example")
-    for name, of_class in sorted(summary.failures.by_class.items(), key=lambda item: -item[1].attempts):
+    ordered = sorted(summary.failures.by_class.items(), key=lambda item: (-item[1].attempts, item[0]))
+    for name, of_class in ordered:
         table.add_row(Text(name), str(of_class.attempts), str(of_class.rollouts), Text(of_class.example))
     print_table(table)
 
 
 def _closing_lines(summary: RunSummary) -> Iterable[str]:
     paths = summary.paths
-    if summary.had_nothing_to_do:
-        yield "Nothing to do: every rollout was finished or given up before."
+    if not summary.expected:
+        yield "Nothing to do: the input has no rows."
+    elif not summary.owed:
+        given_up = f", {summary.given_up_before} given up" if summary.given_up_before else ""
+        yield f"Nothing to do: {summary.finished} rollouts were finished before{given_up}."
     elif summary.stopped is not None:
         yield f"Stopped early: {summary.stopped.message}"
     yield f"Rollouts: {_outcomes(summary)}"
     if summary.tokens:
         tokens = summary.tokens
-        yield f"Tokens: {tokens['input_tokens']:,} in, {tokens['output_tokens']:,} out"
+        since = " (since resuming)" if summary.finished_before else ""
+        yield f"Tokens: {tokens['input_tokens']:,} in, {tokens['output_tokens']:,} out{since}"
     yield f"Time: {summary.wall_time_s:.1f} s"
+    if summary.metrics_problem:
+        yield f"No metrics: {shown(summary.metrics_problem, _PROBLEM_LENGTH)}"
     yield f"Materialized inputs: {paths.materialized_inputs}"
     yield f"Rollouts file: {paths.rollouts}"
     yield f"Aggregate metrics: {summary.metrics_path}"
-    if summary.missing:
+    if summary.failures.by_class:
         yield f"Failures: {paths.failures}"
-        yield (
-            f"{summary.missing} rollouts are missing. The same command with +resume_from_cache=true goes on from here"
-            + ("; +retry_exhausted=true also retries those given up" if summary.given_up_before else "")
-        )
 
 
 def _outcomes(summary: RunSummary) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from nemo_gym.keys import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
 
 _NOT_MEASURED = {RESPONSES_CREATE_PARAMS_KEY_NAME, RESPONSE_KEY_NAME}
-_DIGEST_BYTES = 8
+_SHORT_TEXT_BYTES = 8
 
 
 def rounded(value: float) -> float:
@@ -75,7 +75,8 @@ class StringMetrics:
         """Add a text that occurs so many times."""
         self.total += times
         encoded = text.encode("utf-8", "surrogatepass")
-        self.digests.add(encoded if len(encoded) <= _DIGEST_BYTES else blake2b(encoded, digest_size=9).digest())
+        is_short = len(encoded) <= _SHORT_TEXT_BYTES
+        self.digests.add(encoded if is_short else blake2b(encoded, digest_size=_SHORT_TEXT_BYTES + 1).digest())
 
     def add(self, other: "StringMetrics") -> None:
         """Become the statistics of both."""
@@ -178,5 +179,12 @@ def _scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, str | float]]:
         if name in _NOT_MEASURED:
             continue
         for item in value if isinstance(value, list) else (value,):
-            if isinstance(item, str) or (isinstance(item, int | float) and math.isfinite(item)):
+            if isinstance(item, str) or _is_measurable(item):
                 yield name, item
+
+
+def _is_measurable(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -1,1 +1,1 @@
-"""The steps of translating between the Responses and the Chat Completions API; `responses_converter` tells the story."""
+"""The steps of translating between the Responses and the Chat Completions API; see `responses_converter`."""

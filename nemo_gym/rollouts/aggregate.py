@@ -19,7 +19,7 @@ from nemo_gym.jsonl import write_aside
 from nemo_gym.rollouts.manifest import Expected
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result, agent_name_of, key_or_none
-from nemo_gym.rollouts.stored import StoredRollouts, stripped
+from nemo_gym.rollouts.stored import StoredRollouts, sendable, stripped
 from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def add_failures(groups: Mapping[str, AgentRecords], failures: Iterable[Mapping[
 def request_arguments(records: Collection[Result]) -> dict[str, Any]:
     """The request for metrics of `records`, as an HTTP client takes it; stored rollouts are sent as they are read."""
     if not isinstance(records, StoredRollouts):
-        return {"json": AggregateMetricsRequest(verify_responses=list(records))}
+        return {"json": AggregateMetricsRequest(verify_responses=[orjson.loads(sendable(it)) for it in records])}
     headers = {"Content-Type": "application/json", "Content-Length": str(records.body_bytes)}
     return {"data": records.body(), "headers": headers}
 

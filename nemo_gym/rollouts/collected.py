@@ -4,9 +4,12 @@ It obeys the same options as the run of the command: attempts, timeouts, caps pe
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from nemo_gym.errors import GymError
@@ -15,10 +18,16 @@ from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME
 from nemo_gym.rollouts.attempt import Attempt, verdict_on
 from nemo_gym.rollouts.config import Concurrency, RolloutCollectionConfig
 from nemo_gym.rollouts.failures import RetryPauses, failure_of, invalid_answer, rollout_timed_out
+from nemo_gym.rollouts.limits import prepare_connections
 from nemo_gym.rollouts.record import Outcome, Result, RolloutKey, Row, agent_name_of, key_or_none, task_order
 from nemo_gym.rollouts.resume import Attempts, Cached
-from nemo_gym.rollouts.stop_rules import Stop, StopRules
+from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules
 from nemo_gym.rollouts.store import RolloutStore
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[list[Row], asyncio.Semaphore | None], Iterable[Awaitable[tuple[Row, Result]]]]
+"""Sends rows under a semaphore; gives one awaitable for each of them."""
 
 
 class RolloutTimeoutError(GymError, TimeoutError):
@@ -27,7 +36,7 @@ class RolloutTimeoutError(GymError, TimeoutError):
 
 @dataclass
 class RunLimits:
-    """What holds for the calls of one run, besides the semaphore that all of them share."""
+    """What holds for the calls of one run; `RUN_LIMITS` has it while the run is under way."""
 
     concurrency: Concurrency
     rollout_timeout_s: float | None
@@ -36,12 +45,6 @@ class RunLimits:
     started_at_s: dict[int, float] = field(default_factory=dict)
     """When the call for a row began, by the row's identity."""
     _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
-
-    @property
-    def semaphore(self) -> asyncio.Semaphore | None:
-        """For all rollouts together; None when their number is not limited."""
-        total = self.concurrency.total
-        return None if total is None else asyncio.Semaphore(total)
 
     @asynccontextmanager
     async def around(self, row: Row) -> AsyncIterator[None]:
@@ -72,6 +75,9 @@ class RunLimits:
             raise RolloutTimeoutError(rollout_timed_out(self.rollout_timeout_s, agent).message) from error
 
 
+RUN_LIMITS: ContextVar[RunLimits | None] = ContextVar("limits of the run under way", default=None)
+
+
 class Collected:
     """Rows go out in rounds: those whose call failed are part of the next one, until they have been tried enough."""
 
@@ -89,6 +95,7 @@ class Collected:
         self.stopped: Stop | None = None
         """Why no more rounds are to follow, if so."""
         self._store = store
+        self._config = config
         self._cap = config.attempt_cap
         self._limits = limits
         self._failed_before = {} if config.retry_exhausted else failed_before
@@ -100,16 +107,40 @@ class Collected:
         self._others: list[tuple[Row, Result]] = []
         self._to_retry: list[tuple[Row, Result]] = []
 
-    def next_round(self) -> list[Row]:
-        """The rows to send now."""
+    async def send_all(self, send: Send) -> None:
+        """Send the rows, round after round, until all have ended or there is a reason to stop."""
+        if self.pending:
+            prepare_connections(self._config, Counter(agent_name_of(row) or "" for row in self.pending))
+        total, timeout_s = self._limits.concurrency.total, self._config.run_timeout_s
+        semaphore = None if total is None else asyncio.Semaphore(total)
+        before = RUN_LIMITS.set(self._limits)
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                while self.pending and self.stopped is None:
+                    await self._send_round(send, semaphore)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            self.stopped = Stop(StopKind.RUN_TIMEOUT, f"run_timeout_s={timeout_s:g} is over")
+        finally:
+            RUN_LIMITS.reset(before)
+        if self.stopped is not None:
+            logger.warning("Stopping: %s", self.stopped.message)
+
+    async def _send_round(self, send: Send, semaphore: asyncio.Semaphore | None) -> None:
         rows, self.pending = self.pending, []
         self._to_retry.clear()
         self._limits.started_at_s.clear()
         self._round += 1
         self._round_began_s = time.time()
-        return rows
+        for awaitable in send(rows, semaphore):
+            await self._take(awaitable)
+            if self.stopped is not None:
+                return
+        if self.pending:
+            await asyncio.sleep(self._pauses.after(self._round))
 
-    async def take(self, awaitable: Awaitable[tuple[Row, Result]]) -> None:
+    async def _take(self, awaitable: Awaitable[tuple[Row, Result]]) -> None:
         """Wait for one rollout and store it; a failed call is stored as a failure."""
         attempt = await self._attempt(awaitable)
         row, record = attempt.row, attempt.record()
@@ -141,11 +172,6 @@ class Collected:
         key = key_or_none(row)
         earlier = None if key is None else self._failed_before.get(key)
         return self._cap if earlier is None else self._cap - earlier.counted
-
-    async def pause(self) -> None:
-        """Wait before the next round, if there is one."""
-        if self.pending and self.stopped is None:
-            await asyncio.sleep(self._pauses.after(self._round))
 
     def persisted(self) -> tuple[list[Row], list[Result]]:
         """Rows and results that are in the rollouts file, in task order."""

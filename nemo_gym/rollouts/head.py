@@ -1,22 +1,25 @@
-"""Which run the collector talks to, and whether its agents are there."""
+"""Which run the collector talks to, whether its agents are there, and what is worth noting about it."""
 
 import http.client
 import logging
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.probe import fetch
 from nemo_gym.http.server_client import ServerClient
-from nemo_gym.keys import AGENTS_TYPE
+from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE
+from nemo_gym.rollouts.manifest import RunFacts
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
+_MODEL_NAME_KEYS = ("openai_model", "model")
 
 
 def announce_head(client: ServerClient) -> None:
@@ -44,22 +47,45 @@ def require_agents(client: ServerClient, agents: Iterable[str]) -> None:
     Raises:
         ConfigError: names the agents that are missing and those that are there.
     """
-    available = sorted(
-        str(name)
-        for name, block in client.global_config_dict.items_ex(resolve=False)
-        if hasattr(block, "keys") and AGENTS_TYPE in block
-    )
+    available = sorted(name for name, _ in _blocks_of(client.global_config_dict, AGENTS_TYPE))
     missing = sorted(set(agents) - set(available))
     if not missing:
         return
-    close = get_close_matches(missing[0], available, n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else "."
-    port = client.head_server_config.port
+    head = client.head_server_config
     raise ConfigError(
-        f"the run behind the head server on port {port} has no agent called {', '.join(map(repr, missing))}{meant} "
-        f"Its agents: {', '.join(available) or 'none'}. If you meant another run, name its head server with "
+        f"the run behind the head server at {head.host}:{head.port} has no agent called "
+        f"{listed(map(repr, missing))}{did_you_mean(missing[0], available) or '.'} Its agents: {listed(available)}. "
+        "Correct +agent_name or the agent_ref of the rows; if you meant another run, name its head server with "
         "+head_server.port=<port>"
     )
+
+
+def facts_about(client: ServerClient, command: Sequence[str] = ()) -> RunFacts:
+    """What the manifest should say about the servers of this run."""
+    config: Any = OmegaConf.to_container(client.global_config_dict, resolve=False)
+    return RunFacts(command, config, sorted(set(_model_names(client.global_config_dict))))
+
+
+def _model_names(config: DictConfig) -> Iterator[str]:
+    """What each model server asks for; the kind of server where it does not say."""
+    for _, block in _blocks_of(config, MODELS_TYPE):
+        for kind, settings in block[MODELS_TYPE].items_ex(resolve=False):
+            names = (_text_at(settings, key) for key in _MODEL_NAME_KEYS)
+            yield next((name for name in names if name), str(kind))
+
+
+def _text_at(settings: Any, key: str) -> str | None:
+    try:
+        value = settings.get(key) if isinstance(settings, DictConfig) else None
+    except OmegaConfBaseException:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _blocks_of(config: DictConfig, server_type: str) -> Iterator[tuple[str, DictConfig]]:
+    for name, block in config.items_ex(resolve=False):
+        if isinstance(block, DictConfig) and isinstance(block.get(server_type), DictConfig):
+            yield str(name), block
 
 
 def _ask(client: ServerClient, path: str) -> Any:

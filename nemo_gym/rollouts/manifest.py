@@ -83,9 +83,8 @@ class RunManifest(BaseModel):
         """Record the circumstances of this start; those of an earlier one are replaced as far as these are known."""
         self.command = masked_command(facts.command)
         self.options = shown_options(config)
-        if facts.config is not None:
-            self.models = list(facts.models)
-            self.config = masked_options(facts.config)
+        self.models = list(facts.models) or self.models
+        self.config = self.config if facts.config is None else masked_options(facts.config)
         self.versions = {"nemo_gym": __version__, "python": platform.python_version()}
         self.ended_at = None
 

@@ -25,9 +25,7 @@ class Record(NamedTuple):
     value: Row
 
 
-def sound_records(
-    path: Path, corrupt: Path, *, may_lack_key: bool = False, repair: bool = True
-) -> Iterator[Record]:
+def sound_records(path: Path, corrupt: Path, *, may_lack_key: bool = False, repair: bool = True) -> Iterator[Record]:
     """Every record in `path`, in file order; none when there is no such file.
 
     When all have been read, lines that are none are moved to `corrupt` and a missing last newline is added.

@@ -4,18 +4,18 @@ A run may hold more than fits into memory. What is kept of a rollout is its plac
 numbers; its content passes through on its way to the agent that computes the metrics.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterator
+import json
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemo_gym.jsonl import Line, iter_lines, parse, to_line
+import orjson
+
+from nemo_gym.jsonl import Line, iter_lines, parse
 from nemo_gym.keys import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.rollouts.compact import KeySet
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result, agent_name_of, key_or_none, task_order
-
-if TYPE_CHECKING:
-    from nemo_gym.metrics.columns import RolloutTable
 
 _NOT_SENT = frozenset(
     {
@@ -30,7 +30,7 @@ _HEAD, _TAIL = b'{"verify_responses":[', b"]}"
 _PIECE_BYTES = 1 << 16
 
 
-def stripped(result: dict[str, Any]) -> Result:
+def stripped(result: Mapping[str, Any]) -> Result:
     """A result without its bulk: of the response only the token usage is kept."""
     record = {key: value for key, value in result.items() if key not in _NOT_SENT}
     response = result.get(RESPONSE_KEY_NAME)
@@ -38,6 +38,14 @@ def stripped(result: dict[str, Any]) -> Result:
     if usage:
         record[RESPONSE_KEY_NAME] = {"usage": usage}
     return record
+
+
+def sendable(record: Mapping[str, Any]) -> bytes:
+    """A record as JSON that every parser takes: half a character, which models do produce, becomes a question mark."""
+    try:
+        return orjson.dumps(record)
+    except orjson.JSONEncodeError:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 
 class StoredRollouts(Collection[Result]):
@@ -50,7 +58,7 @@ class StoredRollouts(Collection[Result]):
         self._places: list[tuple[Any, ...]] = []
         self._is_sorted = True
         self._records_bytes = 0
-        self.table: RolloutTable = RolloutTable()
+        self.table = RolloutTable()
         """The numbers of all of them."""
 
     def add(self, line: Line, result: Result) -> None:
@@ -58,7 +66,7 @@ class StoredRollouts(Collection[Result]):
         record = stripped(result)
         self._places.append((*task_order(result), line.start))
         self._is_sorted = False
-        self._records_bytes += len(to_line(record)) - 1
+        self._records_bytes += len(sendable(record))
         self.table.add(record)
 
     def __len__(self) -> int:
@@ -87,7 +95,7 @@ class StoredRollouts(Collection[Result]):
         for number, record in enumerate(self):
             if number:
                 piece += b","
-            piece += memoryview(to_line(record))[:-1]
+            piece += sendable(record)
             if len(piece) >= _PIECE_BYTES:
                 yield bytes(piece)
                 piece.clear()

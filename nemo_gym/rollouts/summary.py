@@ -11,7 +11,6 @@ from nemo_gym.rollouts.aggregate import AgentMetrics
 from nemo_gym.rollouts.failure_table import FailureTable
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Outcome
-from nemo_gym.rollouts.resume import Plan
 from nemo_gym.rollouts.stop_rules import Stop, StopKind
 
 EXIT_OK, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 0, 1, 130
@@ -29,6 +28,8 @@ class RunSummary:
     """Rollouts an earlier run had finished."""
     given_up_before: int = 0
     """Rollouts an earlier run had given up."""
+    given_up: int = 0
+    """Rollouts that a resumed run would not try again, this one's and earlier ones'."""
     owed: int = 0
     """Rollouts this run had to make."""
     counts: Counter[Outcome] = field(default_factory=Counter)
@@ -44,13 +45,6 @@ class RunSummary:
     metrics_path: Path | None = None
     metrics_problem: str | None = None
     """Why there are no metrics although they were wanted."""
-
-    @classmethod
-    def of(cls, plan: Plan, paths: RolloutPaths) -> "RunSummary":
-        """Of a run that is about to begin."""
-        return cls(
-            paths, expected=plan.total, finished_before=plan.done, given_up_before=plan.given_up, owed=plan.owed
-        )
 
     @property
     def finished(self) -> int:
@@ -94,6 +88,7 @@ class RunSummary:
             "finished_before": self.finished_before,
             "missing": self.missing,
             "failed": self.counts[Outcome.FAILURE] + self.given_up_before,
+            "given_up": self.given_up,
             "discarded": self.counts[Outcome.DISCARDED],
             "failures": {
                 name: {"attempts": of_class.attempts, "rollouts": of_class.rollouts, "example": of_class.example}

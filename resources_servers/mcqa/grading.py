@@ -7,7 +7,7 @@ Models answer multiple-choice questions in many forms. Each grading mode accepts
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from resources_servers.mcqa.boxes import last_box, without_text_wrappers
@@ -21,15 +21,21 @@ GradingMode: TypeAlias = Literal[
     "strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"
 ]
 
-_LEADING_LETTER = re.compile(r"([A-Z])\s*[:).\-]")
+_LEADING_IN_BOX = re.compile(r"([A-Z])\s*[:).\-]")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.*)", re.IGNORECASE)
-_MARKDOWN_ANSWER = re.compile(r"answer[\s*_`#]*[::][\s*_`]*(.*)", re.IGNORECASE)
+_MARKDOWN_ANSWER = re.compile(r"answer[\s*_`#]*[:\uff1a][\s*_`#]*(.*)", re.IGNORECASE)
 _MARKDOWN = re.compile(r"[*_`~$]|\\[()\[\]]")
-_LONE_CAPITAL = re.compile(r"(?<![^\W_])[A-Z](?![^\W_]|['’])")
-_LISTED_CAPITAL = re.compile(r"\s*\)?\s*(?:,|/|&|\+|\bor\b|\band\b)\s*(?:\bor\b|\band\b)?\s*\(?([A-Z])(?![^\W_]|['’])")
-_ARABIC_LETTERS = dict(zip("أابجدهوزحط", "AABCDEFGHI", strict=True))
-_BENGALI_LETTERS = dict(zip("কখগঘঙচছজঝঞ", "ABCDEFGHIJ", strict=True))
-_FOLDED = str.maketrans(_ARABIC_LETTERS | _BENGALI_LETTERS)
+_LEADING = re.compile(r"[(\[]?([A-Z])(?:[)\]:.,;/\-\u2013\u2014]|\s+[^a-z\s]|\s+(?:and|or)\b|$)")
+_PRONOUN = r"(?!I\s+[a-z])"
+_LONE_CAPITAL = re.compile(rf"(?<![^\W_]){_PRONOUN}([A-Z])(?![^\W_]|['\u2019])")
+_LIST_GOES_ON = re.compile(
+    rf"\s*[)\]]?\s*(?:[,/&+;]\s*(?:(?:and|or)\b)?|\b(?:and|or)\b)\s*[(\[]?{_PRONOUN}([A-Z])(?![^\W_]|['\u2019])"
+)
+_LATIN = {
+    **str.maketrans("\u0623\u0627\u0628\u062c\u062f", "AABCD"),  # Arabic
+    **str.maketrans("\u0985\u09ac\u09a1\u09a2", "ABCD"),  # Bengali letters that sound alike
+    **str.maketrans("\u0995\u0996\u0997\u0998", "ABCD"),  # Bengali letters by their order
+}
 
 
 def extract_answer(text: str, options: Options, mode: GradingMode) -> str | None:
@@ -70,7 +76,7 @@ def compiled(patterns: str | Sequence[str] | None) -> list[re.Pattern[str]]:
 
 def fold_letter(text: str) -> str | None:
     """The Latin capital that `text` is, also when written full-width, in Arabic or in Bengali; else None."""
-    letter = unicodedata.normalize("NFKC", text.strip()).translate(_FOLDED).upper()
+    letter = unicodedata.normalize("NFKC", text.strip()).translate(_LATIN).upper()
     return letter if len(letter) == 1 and "A" <= letter <= "Z" else None
 
 
@@ -87,7 +93,7 @@ def _strict_boxed(text: str, options: Options) -> str | None:
     letters = [character for character in content if character.isalpha()]
     if len(letters) == 1:
         return letters[0] if letters[0] in options else None
-    leading = _LEADING_LETTER.match(content)
+    leading = _LEADING_IN_BOX.match(content)
     return leading[1] if leading and leading[1] in options else None
 
 
@@ -111,42 +117,39 @@ def _answer_colon(text: str, options: Options) -> str | None:
 
 
 def _markdown_answer_colon(text: str, options: Options) -> str | None:
-    for payload in _payloads_from_the_end(text):
-        leading = re.match(r"\(?([A-Z])(?![^\W_]|['’])", payload)
-        if leading and (others := _listed_after(payload, leading.end())) and {leading[1], *others} != {leading[1]}:
-            return None
-        chosen = _choice_in(payload, options)
-        if chosen is not None:
-            return chosen
+    for match in reversed(list(_MARKDOWN_ANSWER.finditer(text))):
+        box = last_box(match[1])
+        payload = _MARKDOWN.sub("", without_text_wrappers(match[1] if box is None else box)).strip()
+        letters = _choices_in(payload, options)
+        if letters:
+            return letters.pop() if len(letters) == 1 else None
     return None
 
 
-def _payloads_from_the_end(text: str) -> Iterator[str]:
-    for match in reversed(list(_MARKDOWN_ANSWER.finditer(text))):
-        payload = without_text_wrappers(last_box(match[1]) or match[1])
-        yield _MARKDOWN.sub("", payload).strip()
-
-
-def _choice_in(payload: str, options: Options) -> str | None:
-    if payload.strip(" .()[]").upper() in options:
-        return payload.strip(" .()[]").upper()
-    leading = re.match(r"[(\[]?([A-Z])(?:[)\]:.,;\-–—]|\s+[^a-z\s]|$)", payload)
-    if leading and leading[1] in options:
-        return leading[1]
-    by_text = _option_with_text(payload, options)
+def _choices_in(payload: str, options: Options) -> set[str]:
+    """The option that the words after `Answer:` choose, or several when they leave it open."""
+    alone = payload.strip(" .()[]").upper()
+    by_text = alone if alone in options else _option_with_text(payload, options)
     if by_text is not None:
-        return by_text
-    capitals = [letter for letter in _LONE_CAPITAL.findall(payload) if letter in options]
-    return capitals[-1] if capitals else None
+        return {by_text}
+    leading = _LEADING.match(payload)
+    if leading and leading[1] in options:
+        return {leading[1], *_listed_after(payload, leading.end(1), options)}
+    lone = [match for match in _LONE_CAPITAL.finditer(payload) if match[1] in options]
+    for match in lone:
+        others = _listed_after(payload, match.end(), options)
+        if others - {match[1]}:
+            return {match[1], *others}
+    return {lone[-1][1]} if lone else set()
 
 
-def _listed_after(payload: str, start: int) -> list[str]:
+def _listed_after(payload: str, start: int, options: Options) -> set[str]:
     """The further letters of a list such as `A, B or C`, whose first ends at `start`."""
-    letters = []
-    while match := _LISTED_CAPITAL.match(payload, start):
-        letters.append(match[1])
+    letters = set()
+    while match := _LIST_GOES_ON.match(payload, start):
+        letters.add(match[1])
         start = match.end()
-    return letters
+    return letters & options.keys()
 
 
 def _captured(match: re.Match[str]) -> str:

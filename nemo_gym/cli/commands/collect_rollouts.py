@@ -1,6 +1,5 @@
 """`ng_collect_rollouts`: collect rollouts from running servers into a JSONL file."""
 
-import json
 import sys
 
 from nemo_gym.cli.command import command
@@ -15,22 +14,19 @@ async def main(config: RolloutCollectionConfig) -> int:
     file. A rollout that fails goes to <output>_failures.jsonl and the run goes on. Ctrl-C ends the run in good
     order; the same command with +resume_from_cache=true goes on where it ended.
 
+    Exit code: 0 when every rollout is in the output file, 1 when some are missing, 2 for something to correct in the
+    command or the data, 130 after Ctrl-C.
+
     Examples:
         ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl
         ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl \
             +limit=100 +num_repeats=4 +responses_create_params.temperature=0.7
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl +resume_from_cache=true
     """
-    from nemo_gym.open_files import raise_open_file_limit
+    from nemo_gym.cli.results import print_resume_hint, print_summary
     from nemo_gym.rollout_collection import RolloutCollectionHelper
-    from nemo_gym.rollouts.manifest import RunFacts
 
-    raise_open_file_limit()
-    summary = await RolloutCollectionHelper().collect(config, RunFacts(command=sys.argv))
-    if config.json_format:
-        print(json.dumps(summary.as_json()))
-    else:
-        from nemo_gym.cli.results import print_summary
-
-        print_summary(summary)
+    summary = await RolloutCollectionHelper().collect(config, sys.argv)
+    print_summary(summary, as_json=config.json_format)
+    print_resume_hint(summary, sys.argv)
     return summary.exit_code

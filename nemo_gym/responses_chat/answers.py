@@ -1,0 +1,46 @@
+"""Answers that are not there: a prompt that no longer fits, and the empty completion that stands for it."""
+
+import re
+
+import aiohttp
+
+from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymChatCompletionMessage, NeMoGymChoice
+
+_TOO_LONG = re.compile(
+    r"context[ _](?:length|window)|max_tokens|max_completion_tokens|max_model_len|maximum (?:model|input|prompt) length"
+    r"|prompt is too long",
+    re.IGNORECASE,
+)
+_WRONG_PARAMETER = re.compile(
+    r"unsupported[ _](?:parameter|value)|not supported|unrecognized|unexpected keyword|extra_forbidden|extra inputs",
+    re.IGNORECASE,
+)
+
+
+def is_too_long(error: aiohttp.ClientResponseError) -> bool:
+    """Whether an endpoint refused a request because prompt and answer exceed what the model can hold.
+
+    An endpoint that merely does not know a parameter (`max_tokens` at some providers) refuses every
+    request; taking that for a long conversation would turn a wrong setting into empty answers.
+    """
+    if error.status not in (400, 413):
+        return False
+    content = getattr(error, "response_content", b"")
+    said = content.decode(errors="replace") if isinstance(content, bytes) else str(content)
+    return bool(_TOO_LONG.search(said)) and not _WRONG_PARAMETER.search(said)
+
+
+def empty_completion(model: str, finish_reason: str, created: int) -> NeMoGymChatCompletion:
+    """A completion in which the model says nothing, and why."""
+    return NeMoGymChatCompletion(
+        id="chtcmpl-123",
+        created=created,
+        model=model,
+        choices=[
+            NeMoGymChoice(
+                index=0,
+                finish_reason=finish_reason,
+                message=NeMoGymChatCompletionMessage(content=None, tool_calls=None),
+            )
+        ],
+    )

@@ -1,0 +1,191 @@
+"""`vllm_model`: a model served by vLLM, or by anything that speaks Chat Completions as vLLM does.
+
+Agents talk the Responses API. A request is converted to a chat, sent to the endpoint that the session is
+bound to, and the completion converted back: reasoning, text, tool calls, and for training the token ids
+and log-probs of exactly what was sampled.
+
+To change what is sent, subclass `VLLMModel` and override `_preprocess_chat_completion_create_params`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import time
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import aiohttp
+from fastapi import Body, FastAPI, Request
+from pydantic import PrivateAttr
+
+from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
+from nemo_gym.openai_utils import (
+    NeMoGymAsyncOpenAI,
+    NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from nemo_gym.responses_chat.answers import empty_completion, is_too_long
+from nemo_gym.responses_chat.think_tags import fields_as_tags
+from nemo_gym.responses_converter import ResponsesConverter, split_responses_input_output_items
+from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
+from responses_api_models.vllm_model.affinity import SessionAffinity
+from responses_api_models.vllm_model.completions import PlainCompletions, as_chat_answer, plain_completions
+from responses_api_models.vllm_model.config import VLLMModelConfig
+from responses_api_models.vllm_model.outgoing import (
+    ends_in_bare_reasoning,
+    extra_fields,
+    outgoing_chat_request,
+    template_settings,
+)
+from responses_api_models.vllm_model.token_ids import tokenize_request, with_token_ids
+from responses_api_models.vllm_model.transport_log import TransportLog
+
+__all__ = ["VLLMConverter", "VLLMModel", "VLLMModelConfig", "split_responses_input_output_items"]
+
+
+class Endpoint(NamedTuple):
+    """One of the places where the model is served."""
+
+    client: NeMoGymAsyncOpenAI
+    settings: EndpointSettings
+
+
+class VLLMConverter(ResponsesConverter):
+    """`ResponsesConverter` with its ids made here: programs elsewhere replace this module's `uuid4`."""
+
+    def new_id(self, prefix: str) -> str:
+        """An id for an item or a response."""
+        return f"{prefix}_{uuid4().hex}"
+
+
+class VLLMModel(SimpleResponsesAPIModel):
+    """Answers through one or several vLLM endpoints."""
+
+    config: VLLMModelConfig
+    _clients: list[NeMoGymAsyncOpenAI] = PrivateAttr()
+    _converter: VLLMConverter = PrivateAttr()
+    _affinity: SessionAffinity = PrivateAttr()
+    _completions: PlainCompletions | None = PrivateAttr(None)
+    _transport_log: TransportLog = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make a client for every endpoint."""
+        super().model_post_init(context)
+        config = self.config
+        self._clients = [
+            NeMoGymAsyncOpenAI(base_url=url, api_key=config.api_key, default_headers=config.default_headers)
+            for url in config.base_url
+        ]
+        self._converter = VLLMConverter(
+            return_token_id_information=config.return_token_id_information,
+            uses_reasoning_parser=config.uses_reasoning_parser,
+        )
+        self._affinity = SessionAffinity(config.session_ttl_s)
+        self._transport_log = TransportLog.from_environment()
+        if config.use_completions_api:
+            tokenizer = config.tokenizer or config.model
+            self._completions = plain_completions(tokenizer if config.render_chat_template else None)
+
+    def setup_webserver(self) -> FastAPI:
+        """The standard routes; settings that do not go together are refused before the first request."""
+        self.config.check_combination()
+        return super().setup_webserver()
+
+    async def responses(  # type: ignore[override]
+        self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming = Body()
+    ) -> NeMoGymResponse:
+        """Answer a Responses request."""
+        if self.config.is_responses_native:
+            return await self._native_response(request, body)
+        params = self._converter.responses_to_chat_completion_create_params(body)
+        completion = await self.chat_completions(request, params)
+        return self._converter.chat_completion_to_response(body, completion, model=self.config.model)
+
+    async def chat_completions(  # type: ignore[override]
+        self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+    ) -> NeMoGymChatCompletion:
+        """Answer a Chat Completions request; reasoning stands in think blocks before the text."""
+        outgoing = self._preprocess_chat_completion_create_params(request, body.model_dump(exclude_unset=True))
+        if not self.config.sequential_reasoning_allowed and ends_in_bare_reasoning(outgoing["messages"]):
+            return self._nothing_said("content_filter")
+        with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
+            try:
+                answer = await self._ask(endpoint, outgoing, request)
+            except aiohttp.ClientResponseError as error:
+                if not is_too_long(error):
+                    raise
+                return self._nothing_said("length")
+            answer = self._with_reasoning_in_text(answer, endpoint.settings)
+            if self.config.return_token_id_information:
+                answer = await with_token_ids(answer, lambda: self._prompt_token_ids(endpoint, outgoing, request))
+        return validated_answer(NeMoGymChatCompletion, answer, endpoint.settings)
+
+    def _preprocess_chat_completion_create_params(self, request: Request, body_dict: dict[str, Any]) -> dict[str, Any]:
+        """The request to send for `body_dict`, the fields that were set. Override this to change it."""
+        return outgoing_chat_request(body_dict, self.config)
+
+    async def _native_response(
+        self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming
+    ) -> NeMoGymResponse:
+        self.config.check_combination()
+        outgoing = {
+            **extra_fields(body.metadata, self.config),
+            **template_settings(body.metadata, self.config),
+            **body.model_dump(exclude_unset=True),
+            "model": self.config.model,
+            **(self.config.sampling_overrides or {}),
+        }
+        with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
+            answer = await self._call(endpoint, "create_response", outgoing, request)
+        return validated_answer(NeMoGymResponse, answer, endpoint.settings)
+
+    async def _ask(self, endpoint: Endpoint, outgoing: dict[str, Any], request: Request) -> dict[str, Any]:
+        if self._completions is None:
+            return await self._call(endpoint, "create_chat_completion", outgoing, request)
+        answer = await self._call(endpoint, "create_completion", self._completions.request(outgoing), request)
+        return as_chat_answer(answer)
+
+    async def _prompt_token_ids(self, endpoint: Endpoint, outgoing: dict[str, Any], request: Request) -> list[int]:
+        if self._completions is not None:
+            outgoing = self._completions.request(outgoing)
+        answer = await self._call(endpoint, "create_tokenize", tokenize_request(outgoing), request)
+        tokens: list[int] = answer["tokens"]
+        return tokens
+
+    async def _call(self, endpoint: Endpoint, method: str, body: dict[str, Any], request: Request) -> dict[str, Any]:
+        call = getattr(endpoint.client, method)
+        return await self._transport_log.noted(call, body, endpoint.settings.base_url, request.headers)
+
+    def _with_reasoning_in_text(self, answer: dict[str, Any], settings: EndpointSettings) -> dict[str, Any]:
+        choices = answer.get("choices") or ()
+        if not choices or not isinstance(choices[0].get("message"), dict):
+            raise RuntimeError(
+                f"The model endpoint {settings.base_url} answered without a message; check {settings.base_url_key}"
+            )
+        message = fields_as_tags(
+            choices[0]["message"],
+            splits_reasoning=self.config.uses_reasoning_parser,
+            setting=f"uses_reasoning_parser of {self.config.name}",
+        )
+        return {**answer, "choices": [{**choices[0], "message": message}, *choices[1:]]}
+
+    def _nothing_said(self, finish_reason: str) -> NeMoGymChatCompletion:
+        return empty_completion(self.config.model, finish_reason, int(time()))
+
+    @contextmanager
+    def _endpoint_of(self, request: Request) -> Iterator[Endpoint]:
+        """The endpoint that the caller's session is bound to."""
+        config = self.config
+        with self._affinity.endpoint_for(request.session[SESSION_ID_KEY], len(self._clients)) as number:
+            settings = EndpointSettings(
+                config.name, config.base_url[number], config.model, "base_url", "api_key", "model"
+            )
+            yield Endpoint(self._clients[number], settings)
+
+
+if __name__ == "__main__":
+    VLLMModel.run_webserver()
+elif is_nemo_gym_fastapi_entrypoint(__file__):
+    app = VLLMModel.run_webserver()
