@@ -13,11 +13,13 @@ from nemo_gym.metrics.pass_at_k import (
 )
 from nemo_gym.metrics.profile import RewardProfiler
 from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.reward_profile_config import RewardProfileConfig
 
 __all__ = [
     "AggregateMetrics",
     "AggregateMetricsMixin",
     "AggregateMetricsRequest",
+    "RewardProfileConfig",
     "RewardProfiler",
     "add_avg_sample_std_dev",
     "compute_aggregate_metrics",

@@ -14,10 +14,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel
 
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.exporters.wandb import active_run, wandb_run
@@ -109,7 +109,8 @@ def _failures_path_for(path: str | Path) -> Path:
 class RolloutCollectionHelper(BaseModel):
     """Collects rollouts; its methods may be overridden one by one."""
 
-    _pauses: RetryPauses = PrivateAttr(default_factory=RetryPauses)
+    retry_pauses: ClassVar[RetryPauses] = RetryPauses()
+    """How long a failed call waits before it is tried again."""
 
     async def collect(self, config: RolloutCollectionConfig, command: Sequence[str] = ()) -> RunSummary:
         """Collect every rollout that `config` asks for into its files, without keeping any in memory.
@@ -141,7 +142,7 @@ class RolloutCollectionHelper(BaseModel):
         with wandb_run(_tracking_config()) as tracker:
             if plan.owed:
                 probe = health_probe(client)
-                await roll_out(run, plan, partial(self._post, client), summary, probe=probe, pauses=self._pauses)
+                await roll_out(run, plan, partial(self._post, client), summary, probe=probe, pauses=self.retry_pauses)
             await conclude(run, plan, _asking(client), summary, tracker)
         summary.given_up = count_given_up(summary, run.config.attempt_cap)
         return summary
@@ -162,7 +163,7 @@ class RolloutCollectionHelper(BaseModel):
             cached = self._load_from_cache(config) if fresh is None else Cached(fresh, [], [], [])
             run.finished_before = len(cached.done_results)
             failed_before = read_attempts(config.paths) if fresh is None else {}
-            collected = Collected(cached, run.store, config, limits, failed_before, self._pauses)
+            collected = Collected(cached, run.store, config, limits, failed_before, self.retry_pauses)
             with run.store:
                 await collected.send_all(lambda rows, semaphore: self.run_examples(rows, semaphore=semaphore))
             if tracker is not None and config.upload_rollouts:

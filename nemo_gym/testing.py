@@ -23,18 +23,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import orjson
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.config_types import BaseServerConfig, ConfigError, ServerInstanceConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.local import register_local_app
 from nemo_gym.keys import AGENT_REF_KEY_NAME, AGENTS_TYPE
 from nemo_gym.rollouts.failures import failure_of, invalid_answer
-from nemo_gym.rollouts.record import Failure, Result, Row, failure_record, stamp
+from nemo_gym.rollouts.record import Failure, Result, Row, failure_record, stamp, task_order
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
 from nemo_gym.servers.base import SimpleServer
 from nemo_gym.servers.classes import one_server_class
+
+EXAMPLES = 5
+"""Rows in `data/example.jsonl` of every environment."""
 
 Script: TypeAlias = Mapping[str, Any] | str | None
 """A script for `scripted_model`: its content, the path of its file, or None for its own behaviour."""
@@ -55,6 +60,28 @@ MALFORMED: Mapping[str, dict[str, Any]] = {
     "answers with half a body": {"faults": [{"kind": "malformed"}]},
 }
 """Scripts of models that do not play along: whatever the environment, none of them may crash it."""
+
+
+def check_examples(folder: Path) -> list[Row]:
+    """Check the example files in `folder`/data, which every environment brings, and return the example rows.
+
+    Raises:
+        AssertionError: there are not exactly five rows and a rollout of each, or the metrics are of other rows.
+    """
+    data = folder / "data"
+    rows = [orjson.loads(line) for line in (data / "example.jsonl").read_bytes().splitlines()]
+    rollouts = [orjson.loads(line) for line in (data / "example_rollouts.jsonl").read_bytes().splitlines()]
+    metrics = orjson.loads((data / "example_metrics.json").read_bytes())
+    assert len(rows) == EXAMPLES, f"{data}/example.jsonl must have {EXAMPLES} rows, it has {len(rows)}"
+    assert metrics["Number of examples"] == EXAMPLES, f"{data}/example_metrics.json is not of these rows; prepare anew"
+    assert len(rollouts) == EXAMPLES, (
+        f"{data}/example_rollouts.jsonl must have {EXAMPLES} lines, it has {len(rollouts)}"
+    )
+    for row, rollout in zip(rows, sorted(rollouts, key=task_order), strict=True):
+        asked = BaseRunRequest.model_validate(row).responses_create_params
+        rolled_out = BaseVerifyResponse.model_validate(rollout)
+        assert rolled_out.responses_create_params == asked, f"the rollouts in {data} are not of the rows; collect anew"
+    return rows
 
 
 def play(

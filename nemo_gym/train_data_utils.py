@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PrivateAttr
 
 from nemo_gym.data.accumulators import AvgMinMax, DatasetMetrics, StringMetrics
 from nemo_gym.data.collation import by_type, collate, write_dataset_metrics
@@ -51,10 +51,13 @@ class TrainDataProcessor(BaseModel):
     agent_name: str | None = None
     """Only data sets of this agent; of all when unset."""
     prompt_config: str | None = None
-    """A prompt file that takes the place of those the data sets declare."""
+    """A prompt file that takes the place of those the data sets declare; their metrics files are then left aside."""
+    replaces_output: bool = False
+    """Forget the combined metrics of an earlier preparation instead of comparing with them."""
+    _written: list[Path] = PrivateAttr(default_factory=list)
 
     def run(self, global_config: Any) -> list[Path]:
-        """Prepare the data sets of a configuration, which also holds the options; the files with rows.
+        """Prepare the data sets of a configuration, which also holds the options; every file written.
 
         Raises:
             ConfigError: a data set is missing or rows cannot be rolled out, and nothing was written; or metrics are in
@@ -70,7 +73,8 @@ class TrainDataProcessor(BaseModel):
             agents, config.overwrite_metrics_conflicts, config.keep_offending_rows
         )
         logger.info("== Collate samples")
-        return self.collate_samples(config, agents, metrics)
+        self.collate_samples(config, agents, metrics)
+        return self._written
 
     def load_and_validate_server_instance_configs(
         self, config: TrainDataProcessorConfig, global_config: Any
@@ -112,8 +116,10 @@ class TrainDataProcessor(BaseModel):
         for dataset, of_dataset in zip(datasets, examined, strict=True):
             if of_dataset.offending:
                 logger.warning("%d rows of %s are kept but not measured", of_dataset.offending, dataset)
-            write_dataset_metrics(dataset, of_dataset.metrics, files)
+            if self.prompt_config is None:
+                write_dataset_metrics(dataset, of_dataset.metrics, files)
             metrics.setdefault(dataset.config.type, DatasetMetrics()).add(of_dataset.metrics)
+        self._written += files.written
         files.settle()
         return metrics
 
@@ -122,20 +128,22 @@ class TrainDataProcessor(BaseModel):
         config: TrainDataProcessorConfig,
         agents: Sequence[ServerInstanceConfig],
         metrics: MetricsByType,
-    ) -> list[Path]:
-        """Write one file of rows per type, and what each data set contributes to it; those files.
+    ) -> None:
+        """Write one file of rows per type, and what each data set contributes to it.
 
         Raises:
             MetricsConflictError: the metrics of a type say something else than before; its rows were not written.
         """
         files = MetricsFiles(config.overwrite_metrics_conflicts)
         folder = Path(config.output_dirpath).expanduser()
-        written: list[Path] = []
         for data_type, group in by_type(self._datasets(agents), get_args(DataType)).items():
-            if data_type in metrics:
-                written += collate(data_type, group, metrics[data_type], folder, files)
+            if data_type not in metrics:
+                continue
+            if self.replaces_output:
+                (folder / f"{data_type}_metrics.json").unlink(missing_ok=True)
+            self._written += collate(data_type, group, metrics[data_type], folder, files)
+        self._written += files.written
         files.settle()
-        return [*files.written, *written]
 
     def _datasets(self, agents: Iterable[ServerInstanceConfig]) -> Iterable[DeclaredDataset]:
         return datasets_of(agents, self.prompt_config)

@@ -129,6 +129,8 @@ def _closing_lines(summary: RunSummary) -> Iterable[str]:
     yield f"Time: {summary.wall_time_s:.1f} s"
     if summary.metrics_problem:
         yield f"No metrics: {shown(summary.metrics_problem, _PROBLEM_LENGTH)}"
+    if summary.metrics_unwanted:
+        yield "No metrics, as disable_aggregation says; ng_aggregate_rollouts computes them, also over several files"
     yield f"Materialized inputs: {paths.materialized_inputs}"
     yield f"Rollouts file: {paths.rollouts}"
     yield f"Aggregate metrics: {summary.metrics_path}"

@@ -76,8 +76,12 @@ class Hub:
                 "Name the file itself with `artifact_fpath`"
             )
         for path in paths:
-            for _, row in read_rows(self.file(repo_id, path)):
-                yield row
+            yield from self.file_rows(repo_id, path)
+
+    def file_rows(self, repo_id: str, path: str) -> Iterator[dict[str, Any]]:
+        """Every row of one data file."""
+        for _, row in read_rows(self.file(repo_id, path)):
+            yield row
 
     @cached_property
     def api(self) -> "HfApi":

@@ -5,6 +5,7 @@ belong to the handle of a Ray actor.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import threading
@@ -44,9 +45,11 @@ async def in_thread(function: Callable[[], T]) -> T:
     def run() -> None:
         try:
             outcome: tuple[Callable[[Any], None], Any] = (answer.set_result, context.run(function))
+        except StopIteration as error:
+            outcome = (answer.set_exception, RuntimeError(f"{error!r} was raised"))  # a future refuses the original
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it
             outcome = (answer.set_exception, error)
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, *outcome)
 
     threading.Thread(target=run, name="nemo-gym-rl-call", daemon=True).start()

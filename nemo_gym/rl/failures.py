@@ -33,7 +33,7 @@ _RAY_INFRASTRUCTURE = frozenset(
 )
 
 
-class RolloutFailure(GymError):
+class RolloutFailure(GymError):  # noqa: N818
     """No group came about."""
 
 
@@ -41,11 +41,11 @@ class RolloutInfraFailure(RolloutFailure):
     """Something between the trainer and the completions failed; the prompt is not at fault."""
 
 
-class RolloutTimeout(RolloutInfraFailure):  # noqa: N818
+class RolloutTimeout(RolloutInfraFailure):
     """A generation or an environment step took longer than allowed."""
 
 
-class GenerationUnavailable(RolloutInfraFailure):  # noqa: N818
+class GenerationUnavailable(RolloutInfraFailure):
     """The generator could not be reached, or broke."""
 
 
@@ -63,6 +63,12 @@ class NonContiguousTokensError(RolloutDataFailure, AssertionError):
 
 class NoGenerationDataError(RolloutDataFailure, ValueError):
     """A result without a single token of the policy, as an over-long prompt gives."""
+
+
+class IncompleteTokenDataError(RolloutDataFailure, KeyError):
+    """An item has part of its token ids and log-probs only."""
+
+    __str__ = Exception.__str__  # KeyError would show the message in quotes
 
 
 class FailureClass(StrEnum):

@@ -122,10 +122,10 @@ class AsyncRolloutImpl:
         input_ids = torch.cat([token_tensor(message["token_ids"]) for message in message_log]).unsqueeze(0)
         input_lengths = torch.tensor([input_ids.shape[1]], dtype=torch.int32)
         output: GenerationOutputSpec | None = None
-        async for _, output in self.policy_generation.generate_async(
+        async for _, latest in self.policy_generation.generate_async(
             {"input_ids": input_ids, "input_lengths": input_lengths, "stop_strings": [stop_strings]}
         ):
-            pass
+            output = latest
         if output is None:
             raise RolloutDataFailure("the generator yielded no output; it must yield one per row")
         generated = slice(input_ids.shape[1], int(as_list(output["unpadded_sequence_lengths"])[0]))
@@ -176,7 +176,7 @@ def _nothing_said() -> Message:
 
 def _took_too_long(what: str, setting: str, seconds: float | None, place: str) -> RolloutTimeout:
     return RolloutTimeout(
-        f"{place}: {what} did not end within {setting}={seconds:g} s; allow more time with RolloutTimeouts({setting}=...)"
+        f"{place}: {what} did not end within {setting}={seconds:g} s; RolloutTimeouts({setting}=...) allows more"
     )
 
 

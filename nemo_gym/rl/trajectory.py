@@ -96,20 +96,20 @@ class Trajectory:
             "total_reward": self.reward,
             "turn_gen_tokens": self.turn_gen_tokens,
             "turn_input_tokens": self.turn_input_tokens,
-            "turn_total_tokens": [
-                sum(pair) for pair in zip(self.turn_gen_tokens, self.turn_input_tokens, strict=True)
-            ],
+            "turn_total_tokens": [sum(pair) for pair in zip(self.turn_gen_tokens, self.turn_input_tokens, strict=True)],
             "per_worker_token_counts": self.per_worker_token_counts,
         }
 
 
 def leader_worker(value: Any) -> int | None:
     """The worker that generated a row, given per row as an int or as a list of one; anything else is no worker."""
-    row = as_list(value)[0] if value is not None and len(value) else None
-    while isinstance(row, list) and len(row) == 1:
-        row = row[0]
-    if isinstance(row, int) and not isinstance(row, bool):
-        return row
-    if row is not None:
-        logger.warning("gen_leader_worker_idx is %r, neither a number nor a list of one; tokens are not counted", value)
+    if value is None:
+        return None
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    worker = rows[0] if isinstance(rows, list) and rows else rows
+    if isinstance(worker, list) and len(worker) == 1:
+        worker = worker[0]
+    if type(worker) is int:
+        return worker
+    logger.warning("gen_leader_worker_idx is %r, neither numbers nor lists of one; its tokens are not counted", value)
     return None

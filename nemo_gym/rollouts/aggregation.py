@@ -86,6 +86,16 @@ def _sendable(record: Result) -> bytes:
         return json.dumps(record, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 
+def as_sent(record: Result) -> Result:
+    """A record as it arrives at a server."""
+    try:
+        orjson.dumps(record)
+    except orjson.JSONEncodeError:
+        arrived: Result = orjson.loads(_sendable(record))
+        return arrived
+    return record
+
+
 class RolloutAggregationHelper(BaseModel):
     """Combines rollout files."""
 

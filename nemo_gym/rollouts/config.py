@@ -118,21 +118,9 @@ class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
         return max_attempts_from_environment() if self.max_attempts is None else self.max_attempts
 
 
-class E2ERolloutCollectionConfig(SharedRolloutCollectionConfig):
-    """Arguments of `ng_e2e_collect_rollouts`."""
+class RowOptions(SharedRolloutCollectionConfig):
+    """Arguments of the commands that make the rows of a run, too, from a file."""
 
-    split: Literal["train", "validation", "benchmark"]
-    """Which data set of the configured environments to roll out."""
-    reuse_existing_data_preparation: bool = False
-    """Use the prepared data of an earlier run if there is any."""
-
-
-class RolloutCollectionConfig(SharedRolloutCollectionConfig):
-    """Arguments of `ng_collect_rollouts`."""
-
-    input_jsonl_fpath: str = Field(min_length=1)
-    """Rows to roll out, one JSON object per line. To prepare a data set, start the servers and collect in one go,
-    use ng_e2e_collect_rollouts instead."""
     agent_name: str | None = None
     """The agent for rows that name none in `agent_ref`."""
     limit: int | None = Field(None, ge=1)
@@ -166,10 +154,47 @@ class RolloutCollectionConfig(SharedRolloutCollectionConfig):
             raise ValueError(f"num_repeats must be >= 1, got {value}")
         return value
 
+
+class RolloutCollectionConfig(RowOptions):
+    """Arguments of `ng_collect_rollouts`."""
+
+    input_jsonl_fpath: str = Field(min_length=1)
+    """Rows to roll out: a file of JSON lines, plain or compressed (.jsonl.gz, .jsonl.zst), .csv or .parquet. To
+    prepare a data set, start the servers and collect in one go, use ng_e2e_collect_rollouts instead."""
+
     @property
     def materialized_jsonl_fpath(self) -> Path:
         """Where the rows are written as they are sent."""
         return self.paths.materialized_inputs
+
+
+class E2ERolloutCollectionConfig(RowOptions):
+    """Arguments of `ng_e2e_collect_rollouts`."""
+
+    split: Literal["train", "validation", "benchmark"]
+    """Which data sets of the configured agents to roll out."""
+    reuse_existing_data_preparation: bool = False
+    """Use the prepared data of an earlier run if there is any; a resumed run always does."""
+    agent_name: str | None = None
+    """Roll out only the data sets of this agent; of all configured agents when unset."""
+    prompt_config: str | None = None
+    """A prompt template (a YAML file) that takes the place of those the data sets declare."""
+    data_source: Literal["gitlab", "huggingface"] = "huggingface"
+    """Where to download a data set from that names both sources."""
+    overwrite_metrics_conflicts: bool = False
+    """Replace metrics files that disagree with the data instead of ending with an error."""
+    keep_offending_rows: bool = False
+    """Roll out rows, too, that ng_prepare_data would refuse."""
+
+    @property
+    def prepared_dirpath(self) -> Path:
+        """Where the prepared data of this run goes: each output file has a folder of its own."""
+        return Path(self.output_jsonl_fpath).with_suffix("") / "preprocessed_datasets"
+
+    def for_rows_in(self, path: Path) -> RolloutCollectionConfig:
+        """The arguments for collecting from a file of prepared rows: agent and prompt are in them already."""
+        given = self.model_dump(exclude={"agent_name", "prompt_config"})
+        return RolloutCollectionConfig.model_validate({**given, "input_jsonl_fpath": str(path)})
 
 
 class RolloutAggregationConfig(BaseNeMoGymCLIConfig):

@@ -206,18 +206,14 @@ def _numbered(row: Row, attempts: Mapping[RolloutKey, Attempts]) -> Row:
 
 def _report(gate: Gate, *, total: int, owed: int) -> None:
     attempts = gate.attempts.values()
-    logger.info(
-        "Resuming: %d rollouts in all, %d finished; %d failed attempts at %d rollouts, of which %d must not be tried "
-        "again and %d were tried %d times or more; %d to run",
-        total,
-        len(gate.done),
-        sum(of_key.made for of_key in attempts),
-        len(attempts),
-        sum(of_key.is_terminal for of_key in attempts),
-        sum(of_key.counted >= gate.cap for of_key in attempts),
-        gate.cap,
-        owed,
-    )
+    failures = ""
+    if attempts:
+        failures = (
+            f"; {sum(of_key.made for of_key in attempts)} failed attempts at {len(attempts)} rollouts, of which "
+            f"{sum(of_key.is_terminal for of_key in attempts)} must not be tried again and "
+            f"{sum(of_key.counted >= gate.cap for of_key in attempts)} were tried {gate.cap} times or more"
+        )
+    logger.info("Resuming: %d rollouts in all, %d finished%s; %d to run", total, len(gate.done), failures, owed)
 
 
 def _report_strangers(paths: RolloutPaths, count: int) -> None:

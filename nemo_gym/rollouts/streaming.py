@@ -79,6 +79,7 @@ async def conclude(run: Run, plan: Plan, ask: Ask, summary: RunSummary, tracker:
     if tracker is not None and run.config.upload_rollouts:
         tracker.log_rollouts(lines_to_upload(run.store.paths))
     if run.config.disable_aggregation:
+        summary.metrics_unwanted = True
         return
     try:
         metrics = await _unless_interrupted(ask_agents(_groups(run, plan, summary), ask))

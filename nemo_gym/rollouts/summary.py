@@ -45,6 +45,7 @@ class RunSummary:
     metrics_path: Path | None = None
     metrics_problem: str | None = None
     """Why there are no metrics although they were wanted."""
+    metrics_unwanted: bool = False
 
     @property
     def finished(self) -> int:

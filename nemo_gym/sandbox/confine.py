@@ -6,6 +6,7 @@ the other two hold.
 """
 
 import os
+import signal
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nemo_gym.sandbox import landlock, namespaces, seccomp
+from nemo_gym.sandbox.kernel import PR_SET_PDEATHSIG, drop_capabilities, prctl
 
 NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
 LAYERS = (NAMESPACES, LANDLOCK, SECCOMP)
@@ -66,10 +68,20 @@ def confine(folder: Path, allowed: list[str], folder_bytes: int) -> Confinement:
         devices = [path for path in readable if path == Path("/dev/null")]
         result.attempt(LANDLOCK, lambda: landlock.restrict(readable, [result.folder, *devices]))
     if SECCOMP in allowed:
-        result.attempt(SECCOMP, lambda: _forbid_system_access(result))
-    os.chdir(result.folder)
+        result.attempt(SECCOMP, _forbid_system)
+    _settle_in(result.folder)
     sys.path[:] = [entry for entry in sys.path if any(Path(entry).is_relative_to(path) for path in readable)]
     return result
+
+
+def _forbid_system() -> None:
+    drop_capabilities()
+    seccomp.forbid_system()
+
+
+def _settle_in(folder: Path) -> None:
+    os.chdir(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = str(folder)
 
 
 def _enter_namespaces(folder: Path, readable: list[Path], folder_bytes: int) -> None:
@@ -84,7 +96,7 @@ def _enter_namespaces(folder: Path, readable: list[Path], folder_bytes: int) -> 
     inner = os.fork()
     if inner:
         _leave_with(inner)
-    _die_with_parent()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_with_errno_of(action: Callable[[], None]) -> None:
@@ -93,3 +105,10 @@ def _exit_with_errno_of(action: Callable[[], None]) -> None:
     except OSError as error:
         os._exit(error.errno or 1)
     os._exit(0)
+
+
+def _leave_with(inner: int) -> None:
+    """Wait for the process inside, holding nothing open, and end as it ended."""
+    os.closerange(0, 64)
+    status = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+    os._exit(status if status >= 0 else 1)

@@ -1,8 +1,10 @@
 """System calls that Python has no function for."""
 
 import ctypes
+import errno
 import functools
 import os
+import platform
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -55,8 +57,15 @@ def prctl(option: int, value: int, pointer: Any = None) -> None:
     call("prctl", ctypes.c_int(option), ctypes.c_ulong(value), pointer or zero, zero, zero)
 
 
-def drop_capabilities(machine: str) -> None:
-    """Give up every privilege beyond those of an ordinary user."""
+def drop_capabilities() -> None:
+    """Give up every privilege beyond those of an ordinary user.
+
+    Raises:
+        OSError: it is not known how, on this machine.
+    """
+    machine = platform.machine()
+    if machine not in _SYS_CAPSET:
+        raise OSError(errno.ENOSYS, f"system calls of {machine or 'this machine'} are not known here")
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     syscall(_SYS_CAPSET[machine], ctypes.byref(header), ctypes.byref(nothing))

@@ -23,8 +23,6 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _TCP = 3
 _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
-FIRST_VERSION_WITH_TRUNCATE = 3
-
 
 def version() -> int:
     """The version of Landlock the kernel offers; 0 when it offers none."""

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
-from nemo_gym.sandbox.kernel import call, drop_capabilities, syscall
+from nemo_gym.sandbox.kernel import call, syscall
 
 _NEW_USER, _NEW_NET, _NEW_MOUNT, _NEW_IPC, _NEW_UTS, _NEW_PID = (
     0x10000000, 0x40000000, 0x00020000, 0x08000000, 0x04000000, 0x20000000,
@@ -25,7 +25,7 @@ _ATTRIBUTE_READ_ONLY, _ATTRIBUTE_NOSUID = 1, 2
 _AT_CWD = -100
 _USER_INSIDE = 1000
 
-FOLDER_INSIDE = Path("/work")
+FOLDER_INSIDE = Path("/nemo-gym-sandbox")
 
 
 def enter(root: Path, readable: Iterable[Path], folder_bytes: int) -> None:
@@ -59,7 +59,6 @@ def enter(root: Path, readable: Iterable[Path], folder_bytes: int) -> None:
     call("umount2", ctypes.c_char_p(b"."), _DETACH)
     os.chdir(FOLDER_INSIDE)
     _make_read_only(Path("/"), 0)
-    drop_capabilities(machine)
 
 
 def _keep(path: Path, root: Path) -> None:

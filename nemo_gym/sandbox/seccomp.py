@@ -9,7 +9,6 @@ import ctypes
 import errno
 import platform
 import struct
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from nemo_gym.sandbox.kernel import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, prctl
@@ -64,7 +63,6 @@ FILE_ATTRIBUTES = {
     "setxattrat": Call.same(463), "truncate": Call(76, 45), "utime": Call(132, None), "utimensat": Call(280, 88),
     "utimes": Call(235, None),
 }  # fmt: skip
-"""Changes to files that Landlock does not ask about."""
 PROCESSES = {
     "execve": Call(59, 221), "execveat": Call(322, 281), "fork": Call(57, None), "ioprio_set": Call(251, 30),
     "pidfd_open": Call.same(434), "pidfd_send_signal": Call.same(424), "rt_sigqueueinfo": Call(129, 138),
@@ -82,24 +80,28 @@ def is_available() -> bool:
     return platform.machine() in ARCHITECTURES
 
 
-def forbid(calls: Iterable[Call]) -> None:
-    """Deny `calls` from now on.
+def forbid_system() -> None:
+    """Deny the network, and what concerns the whole machine.
 
     Raises:
         OSError: the kernel takes no filter.
     """
+    calls = [*SYSTEM.values(), *NETWORK.values()]
     _install(b"".join(_when(call, _error(errno.EPERM)) for call in calls))
 
 
 def forbid_processes(own_pid: int) -> None:
     """Deny starting processes, replacing this one, and touching any but this one; threads are fine.
 
+    And changes to the attributes of files: Landlock does not ask about them, and a folder made
+    unreadable could not be tidied up.
+
     Raises:
         OSError: the kernel takes no filter.
     """
     refused = _error(errno.EPERM)
     is_thread = _step(_LOAD, _FIRST_ARGUMENT_AT) + _step(_ANY_BIT, _CLONE_THREAD, 0, 1) + _step(_RETURN, _ALLOW)
-    program = [_when(call, refused) for call in PROCESSES.values()]
+    program = [_when(call, refused) for call in [*PROCESSES.values(), *FILE_ATTRIBUTES.values()]]
     program.append(_when(_CLONE3, _error(errno.ENOSYS)))  # the C library then uses clone, whose flags can be seen
     program.append(_when(_CLONE, is_thread + refused))
     program += [_when(call, _unless_first_argument_is(own_pid) + refused) for call in _SIGNALS]

@@ -202,7 +202,7 @@ def _read_template(given: str) -> str:
     template = path.read_text(encoding="utf-8").strip()
     try:
         template.format(question="", expected_answer="", generated_answer="")
-    except (KeyError, IndexError, ValueError) as error:
+    except (LookupError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"the judge's prompt {path} cannot be filled in: {error!r}. It may use {{question}}, {{expected_answer}} "
             "and {generated_answer}; braces that mean themselves are doubled"

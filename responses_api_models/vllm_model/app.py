@@ -26,8 +26,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.responses_chat.answers import empty_completion, is_too_long
-from nemo_gym.responses_chat.think_tags import fields_as_tags
+from nemo_gym.responses_chat.answers import empty_completion, is_too_long, with_reasoning_in_text
 from nemo_gym.responses_converter import ResponsesConverter, split_responses_input_output_items
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from responses_api_models.vllm_model.affinity import SessionAffinity
@@ -117,7 +116,9 @@ class VLLMModel(SimpleResponsesAPIModel):
                 if not is_too_long(error):
                     raise
                 return self._nothing_said("length")
-            answer = self._with_reasoning_in_text(answer, endpoint.settings)
+            answer = with_reasoning_in_text(
+                answer, endpoint.settings, splits_reasoning=self.config.uses_reasoning_parser
+            )
             if self.config.return_token_id_information:
                 answer = await with_token_ids(answer, lambda: self._prompt_token_ids(endpoint, outgoing, request))
         return validated_answer(NeMoGymChatCompletion, answer, endpoint.settings)
@@ -157,19 +158,6 @@ class VLLMModel(SimpleResponsesAPIModel):
     async def _call(self, endpoint: Endpoint, method: str, body: dict[str, Any], request: Request) -> dict[str, Any]:
         call = getattr(endpoint.client, method)
         return await self._transport_log.noted(call, body, endpoint.settings.base_url, request.headers)
-
-    def _with_reasoning_in_text(self, answer: dict[str, Any], settings: EndpointSettings) -> dict[str, Any]:
-        choices = answer.get("choices") or ()
-        if not choices or not isinstance(choices[0].get("message"), dict):
-            raise RuntimeError(
-                f"The model endpoint {settings.base_url} answered without a message; check {settings.base_url_key}"
-            )
-        message = fields_as_tags(
-            choices[0]["message"],
-            splits_reasoning=self.config.uses_reasoning_parser,
-            setting=f"uses_reasoning_parser of {self.config.name}",
-        )
-        return {**answer, "choices": [{**choices[0], "message": message}, *choices[1:]]}
 
     def _nothing_said(self, finish_reason: str) -> NeMoGymChatCompletion:
         return empty_completion(self.config.model, finish_reason, int(time()))

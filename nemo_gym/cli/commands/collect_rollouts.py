@@ -24,8 +24,10 @@ async def main(config: RolloutCollectionConfig) -> int:
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl +resume_from_cache=true
     """
     from nemo_gym.cli.results import print_resume_hint, print_summary
+    from nemo_gym.open_files import raise_open_file_limit
     from nemo_gym.rollout_collection import RolloutCollectionHelper
 
+    raise_open_file_limit()
     summary = await RolloutCollectionHelper().collect(config, sys.argv)
     print_summary(summary, as_json=config.json_format)
     print_resume_hint(summary, sys.argv)

@@ -1,0 +1,34 @@
+"""The test questions of MMLU-Pro, from the Hugging Face hub or a local copy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from nemo_gym.data.benchmark_rows import SourceRowsError, choices, source_rows, write_benchmark
+
+OUTPUT = Path("benchmarks/mmlu_pro/data/mmlu_pro_benchmark.jsonl")
+REPOSITORY, SPLIT = "TIGER-Lab/MMLU-Pro", "test"
+
+_MOST_OPTIONS = 10
+_NO_OPTION = "N/A"
+
+
+def prepare(source: str | None = None) -> Path:
+    """Write multiple-choice rows for `mcqa` with their `category`; `source` is a local copy of the published rows."""
+    return write_benchmark(OUTPUT, _rows(source))
+
+
+def _rows(source: str | None) -> Iterator[dict[str, Any]]:
+    fields = ("question", "options", "answer", "category")
+    for row in source_rows(source, fields, lambda hub: hub.rows(REPOSITORY, SPLIT)):
+        published = [str(option).strip() for option in row["options"]]
+        options = [option for option in published if option != _NO_OPTION]
+        right = ascii_uppercase.find(str(row["answer"]).strip())
+        if len(options) > _MOST_OPTIONS or published[: len(options)] != options or not 0 <= right < len(options):
+            raise SourceRowsError(f"expected up to {_MOST_OPTIONS} options and the letter of the right one: {row}")
+        yield {**choices(str(row["question"]).strip(), options, right), "category": row["category"]}
+
+
+if __name__ == "__main__":
+    prepare()

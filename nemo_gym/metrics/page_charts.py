@@ -1,0 +1,233 @@
+"""Charts as inline SVG: bars and boxes, drawn with plain arithmetic.
+
+Colours come from the page's style sheet, so that a chart follows it from light to dark. Every mark says its
+numbers in a `<title>`, which browsers show when the pointer rests on it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+WIDTH = 560
+HEIGHT = 232
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 40
+_BINS = 24
+_FEW_VALUES = 12
+_LARGEST_WHOLE = 1e15
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a chart."""
+
+    label: str
+    """Below the bar; may be empty."""
+    value: float
+    tooltip: str
+    style: str = "mark"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A vertical line at a place of interest."""
+
+    at: float
+    """From 0, the left edge, to 1."""
+    label: str
+
+
+def bar_chart(title: str, bars: Sequence[Bar], x_label: str, y_label: str, rules: Sequence[Rule] = ()) -> str:
+    """Upright bars of counts."""
+    top = max((bar.value for bar in bars), default=0)
+    ticks = _whole_ticks(top)
+    scale = (HEIGHT - _TOP - _BOTTOM) / max(ticks[-1], 1)
+    plot_width = WIDTH - _LEFT - _RIGHT
+    step = plot_width / max(len(bars), 1)
+    parts = [_grid_line(HEIGHT - _BOTTOM - tick * scale, _number(tick)) for tick in ticks]
+    for place, bar in enumerate(bars):
+        left, height = _LEFT + place * step, bar.value * scale
+        if bar.value:
+            shape = _rounded_top(left + step * 0.09, HEIGHT - _BOTTOM - height, step * 0.82, height)
+            parts.append(f'<path class="{bar.style}" d="{shape}"><title>{escape(bar.tooltip)}</title></path>')
+        parts.append(_text(left + step / 2, HEIGHT - _BOTTOM + 15, bar.label, "tick middle"))
+    for rule in rules:
+        parts.append(_rule(_LEFT + rule.at * plot_width, rule.label))
+    parts.append(_text(_LEFT + plot_width / 2, HEIGHT - 6, x_label, "axis middle"))
+    parts.append(_text(0, 9, y_label, "axis"))
+    return _svg(title, HEIGHT, parts)
+
+
+def histogram(title: str, values: Floats, x_label: str, y_label: str, *, marks_quantiles: bool = False) -> str:
+    """One bar per value where there are few of them, else bars of equal width."""
+    distinct = np.unique(values)
+    if len(distinct) <= _FEW_VALUES:
+        counts = {value: int(np.sum(values == value)) for value in distinct.tolist()}
+        bars = [Bar(_number(value), count, f"{_number(value)}: {count:,}") for value, count in counts.items()]
+        return bar_chart(title, bars, x_label, y_label)
+    low, high = _nice_range(float(distinct[0]), float(distinct[-1]))
+    counted, edges = np.histogram(values, _BINS, (low, high))
+    bars = [
+        Bar(
+            _number(edges[place]) if place % 6 == 0 else "",
+            int(count),
+            f"{_number(edges[place])} to {_number(edges[place + 1])}: {int(count):,}",
+        )
+        for place, count in enumerate(counted.tolist())
+    ]
+    rules = []
+    if marks_quantiles:
+        for share, name in ((0.5, "median"), (0.95, "95 %")):
+            quantile = float(np.quantile(values, share))
+            rules.append(Rule((quantile - low) / (high - low), f"{name} {_number(quantile)}"))
+    return bar_chart(title, bars, x_label, y_label, rules)
+
+
+def share_chart(title: str, shares: Floats, x_label: str, y_label: str) -> str:
+    """A histogram of shares in which exactly 0 and exactly 1, which are worlds apart from nearly so, stand alone."""
+    inner = shares[(shares > 0) & (shares < 1)]
+    counted = np.histogram(inner, 10, (0, 1))[0].tolist()
+    bars = [Bar("0", int(np.sum(shares <= 0)), f"never: {int(np.sum(shares <= 0)):,}", "mark low")]
+    for place, count in enumerate(counted):
+        label = f"{place / 10:.1f}–{(place + 1) / 10:.1f}"
+        bars.append(Bar(label, int(count), f"between {label}: {int(count):,}"))
+    bars.append(Bar("1", int(np.sum(shares >= 1)), f"always: {int(np.sum(shares >= 1)):,}", "mark high"))
+    return bar_chart(title, bars, x_label, y_label)
+
+
+def box_chart(title: str, rows: Sequence[tuple[str, Floats]], x_label: str, y_label: str) -> str:
+    """A box per group: from the first to the third quartile, its median, and a line from 5 % to 95 %."""
+    row_height = 26
+    height = _TOP + 12 + row_height * len(rows) + _BOTTOM
+    low, high = _nice_range(*_extent([values for _, values in rows]))
+    left = 96
+
+    def at(value: float) -> float:
+        return left + (value - low) / (high - low) * (WIDTH - left - _RIGHT)
+
+    base = height - _BOTTOM
+    parts = [
+        f'<line class="grid" x1="{at(tick):.1f}" y1="{_TOP + 6}" x2="{at(tick):.1f}" y2="{base}"/>'
+        + _text(at(tick), base + 15, _number(tick), "tick middle")
+        for tick in np.linspace(low, high, 5).tolist()
+    ]
+    for place, (label, values) in enumerate(rows):
+        middle = _TOP + 12 + row_height * (place + 0.5)
+        p5, q1, median, q3, p95 = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
+        tooltip = f"{label}: median {_number(median)}, half within {_number(q1)} to {_number(q3)}, n = {len(values):,}"
+        box_width = max(at(q3) - at(q1), 2)
+        parts.append(
+            f"<g><title>{escape(tooltip)}</title>"
+            f'<line class="whisker" x1="{at(p5):.1f}" y1="{middle}" x2="{at(p95):.1f}" y2="{middle}"/>'
+            f'<rect class="box" x="{at(q1):.1f}" y="{middle - 7}" width="{box_width:.1f}" height="14" rx="3"/>'
+            f'<line class="median" x1="{at(median):.1f}" y1="{middle - 7}" x2="{at(median):.1f}" y2="{middle + 7}"/></g>'
+        )
+        parts.append(_text(left - 10, middle + 4, label, "tick end"))
+    parts.append(_text(left + (WIDTH - left - _RIGHT) / 2, height - 6, x_label, "axis middle"))
+    parts.append(_text(0, 9, y_label, "axis"))
+    return _svg(title, height, parts)
+
+
+def row_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+    """Bars lying down, for names: (name, value, what is written at its end)."""
+    row_height, left = 30, 160
+    height = 12 + row_height * len(rows)
+    top = max((value for _, value, _ in rows), default=1) or 1
+    parts = []
+    for place, (name, value, note) in enumerate(rows):
+        middle = 6 + row_height * (place + 0.5)
+        width = max(value / top * (WIDTH - left - 130), 2)
+        tooltip = escape(f"{name}: {note}")
+        parts.append(_text(left - 10, middle + 4, _shortened(name, 24), "tick end"))
+        parts.append(
+            f'<rect class="mark bad" x="{left}" y="{middle - 8}" width="{width:.1f}" height="16" rx="3">'
+            f"<title>{tooltip}</title></rect>"
+        )
+        parts.append(_text(left + width + 8, middle + 4, note, "tick"))
+    return _svg(title, height, parts)
+
+
+def grouped_by(keys: Floats, values: Floats) -> list[tuple[str, Floats]]:
+    """Values by key, the largest key first; many different keys are put into ranges."""
+    distinct = np.unique(keys)
+    if len(distinct) <= _FEW_VALUES:
+        return [(_number(key), values[keys == key]) for key in distinct[::-1].tolist()]
+    edges = np.linspace(distinct[0], distinct[-1], 9)
+    places = np.clip(np.digitize(keys, edges) - 1, 0, len(edges) - 2)
+    labels = [f"{_number(low)} to {_number(high)}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    return [(labels[place], values[places == place]) for place in range(7, -1, -1) if np.any(places == place)]
+
+
+def number(value: float) -> str:
+    """A number for people."""
+    return _number(value)
+
+
+def _number(value: float) -> str:
+    if float(value).is_integer() and abs(value) < _LARGEST_WHOLE:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _whole_ticks(top: float) -> list[float]:
+    """Up to five whole numbers from 0 to at least `top`, evenly spaced."""
+    raw = max(top, 1) / 4
+    magnitude = 10 ** math.floor(math.log10(raw)) if raw > 1 else 1
+    step = next(step for step in (magnitude, 2 * magnitude, 5 * magnitude, 10 * magnitude) if step >= raw)
+    return [step * place for place in range(math.ceil(max(top, 1) / step) + 1)]
+
+
+def _nice_range(low: float, high: float) -> tuple[float, float]:
+    if low == high:
+        return low - 0.5, high + 0.5
+    if 0 < low < 0.3 * high:
+        low = 0.0
+    magnitude = 10 ** (math.floor(math.log10(high - low)) - 1)
+    return math.floor(low / magnitude) * magnitude, math.ceil(high / magnitude) * magnitude
+
+
+def _extent(groups: Sequence[Floats]) -> tuple[float, float]:
+    """From the lowest 5 % to the highest 95 % of any group."""
+    return (
+        min(float(np.quantile(values, 0.05)) for values in groups),
+        max(float(np.quantile(values, 0.95)) for values in groups),
+    )
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _rounded_top(x: float, y: float, width: float, height: float) -> str:
+    radius = min(3.0, height, width / 2)
+    return (
+        f"M{x:.1f} {y + height:.1f}V{y + radius:.1f}Q{x:.1f} {y:.1f} {x + radius:.1f} {y:.1f}"
+        f"H{x + width - radius:.1f}Q{x + width:.1f} {y:.1f} {x + width:.1f} {y + radius:.1f}V{y + height:.1f}Z"
+    )
+
+
+def _grid_line(y: float, label: str) -> str:
+    line = f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}"/>'
+    return line + _text(_LEFT - 7, y + 4, label, "tick end")
+
+
+def _rule(x: float, label: str) -> str:
+    anchor = "tick end" if x > WIDTH * 0.75 else "tick"
+    line = f'<line class="rule" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{HEIGHT - _BOTTOM}"/>'
+    return line + _text(x - 5 if anchor == "tick end" else x + 5, _TOP + 10, label, anchor)
+
+
+def _text(x: float, y: float, text: str, style: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>' if text else ""
+
+
+def _svg(title: str, height: float, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,95 @@
+"""What is done in isolated processes: ask the library how good an answer is.
+
+Only those processes import this module, and the library with it.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from nemo_gym.errors import similar_names
+
+Scorer = Callable[..., float]
+Entry = dict[str, Any]
+
+_EVALUATING_MODULES = (
+    "algorithmic.binary_matrix",
+    "algorithmic.spiral_matrix",
+    "algorithmic.string_insertion",
+    "games.n_queens",
+)
+"""Their scorers call `eval` on what the model wrote, to read lists. For lists, literals are enough."""
+for _module in _EVALUATING_MODULES:
+    vars(importlib.import_module(f"reasoning_gym.{_module}"))["eval"] = ast.literal_eval
+
+
+def prepare(payload: dict[str, Any]) -> None:
+    """Make the task's scorer, for all children to come."""
+    scorer_of(payload["task"])
+
+
+def run(payload: dict[str, Any]) -> dict[str, Any]:
+    """`{score, error}`, where an error of the scorer is a score of 0; or `{problem}` when the row is at fault."""
+    task, entry, given = payload["task"], payload["entry"], payload["given"]
+    scorer = scorer_of(task)
+    if scorer is None:
+        near = similar_names(task, DATASETS)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return {"problem": f"reasoning-gym {reasoning_gym.__version__} cannot score the task {task!r}{hint}"}
+    error = None
+    try:
+        return {"score": _score(scorer, task, entry, given), "error": None}
+    except Exception as raised:  # noqa: BLE001 - the library does not say what it raises
+        error = f"{type(raised).__name__}: {raised}"
+    try:
+        _score(scorer, task, entry, entry["answer"] or "")
+    except Exception as raised:  # noqa: BLE001
+        return {
+            "problem": f"the scorer of {task!r} cannot even score the row's own answer ({type(raised).__name__}: "
+            f"{raised}); question, answer and metadata must be what reasoning-gym generated"
+        }
+    return {"score": 0.0, "error": error}
+
+
+@functools.cache
+def scorer_of(task: str) -> Scorer | None:
+    """The function that scores answers to `task`; None when the library has none."""
+    own = _OWN_SCORERS.get(task)
+    if own is not None or task not in DATASETS:
+        return own
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            scorer: Scorer = reasoning_gym.get_score_answer_fn(task)
+    except AssertionError:  # `composite` is nothing without its parts
+        return None
+    return scorer
+
+
+def _score(scorer: Scorer, task: str, entry: Entry, given: str) -> float:
+    return float(scorer(answer=given, entry=_as_generated(entry) if task in _COMPARING_TUPLES else entry))
+
+
+def _as_generated(value: Any) -> Any:
+    """The grids of an entry as tuples, which JSON has turned into lists."""
+    if isinstance(value, dict):
+        return {key: _as_generated(inner) for key, inner in value.items()}
+    return tuple(_as_generated(inner) for inner in value) if isinstance(value, list) else value
+
+
+_COMPARING_TUPLES = frozenset({"arc_agi", "rearc"})
+"""Their scorers compare grids with `==`, to which a list is never a tuple."""
+
+
+def _same_word(answer: str, entry: Entry) -> float:
+    return float(answer.strip().strip(".'\"").casefold() == str(entry["answer"]).strip().casefold())
+
+
+_OWN_SCORERS: dict[str, Scorer] = {"game_of_life_halting": _same_word}
+"""The library's scorer of this task takes every text for "True"."""

@@ -1,0 +1,107 @@
+"""A model server in front of one endpoint that speaks Chat Completions only.
+
+Requests of both APIs become chat requests with the fields that were set; the completion comes back as it is, or
+converted to a response. `inference_provider` and `azure_openai_model` differ in how they reach the endpoint.
+"""
+
+import asyncio
+from abc import abstractmethod
+from contextlib import AbstractAsyncContextManager, nullcontext
+from time import time
+from typing import Any
+
+import aiohttp
+from fastapi import Body
+from pydantic import Field, PrivateAttr
+
+from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
+from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
+from nemo_gym.openai_utils import (
+    NeMoGymAsyncOpenAI,
+    NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from nemo_gym.responses_chat.answers import empty_completion, is_too_long, with_reasoning_in_text
+from nemo_gym.responses_chat.metadata import CHAT_TEMPLATE_KWARGS, EXTRA_BODY, object_in_metadata
+from nemo_gym.responses_chat.think_tags import tags_as_fields
+from nemo_gym.responses_converter import ResponsesConverter
+from nemo_gym.server_utils import per_process_cap
+
+
+class ChatEndpointConfig(BaseResponsesAPIModelConfig):
+    """What can be said about any such endpoint."""
+
+    uses_reasoning_parser: bool = False
+    """The endpoint returns reasoning in a field of its own, and think blocks in its text are reasoning, too."""
+    uses_interleaved_reasoning: bool = False
+    """Send earlier reasoning back, in fields of its own; some endpoints want it, others refuse it."""
+    uses_max_completion_tokens: bool = False
+    """Call the limit of an answer `max_completion_tokens`, as some endpoints demand."""
+    num_concurrent_requests: int | None = Field(1000, ge=1)
+    """Requests to the endpoint at the same time, over all processes of this server."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Added to every request; a request's `metadata.extra_body` wins over it, and its own fields over both."""
+
+
+class ChatEndpointModel(SimpleResponsesAPIModel):
+    """Answers through the endpoint of a client that subclasses make."""
+
+    config: ChatEndpointConfig
+    _client: NeMoGymAsyncOpenAI = PrivateAttr()
+    _converter: ResponsesConverter = PrivateAttr()
+    _slots: AbstractAsyncContextManager[Any] = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make the client of the endpoint."""
+        super().model_post_init(context)
+        self._client = self.new_client()
+        self._converter = ResponsesConverter(uses_reasoning_parser=self.config.uses_reasoning_parser)
+        cap = per_process_cap(self.config.num_concurrent_requests)
+        self._slots = asyncio.Semaphore(cap) if cap else nullcontext()
+
+    @abstractmethod
+    def new_client(self) -> NeMoGymAsyncOpenAI:
+        """The client of the endpoint."""
+
+    @abstractmethod
+    def settings(self) -> EndpointSettings:
+        """What errors name: address, model, and the keys they are set with."""
+
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+        """Answer a Responses request."""
+        params = self._converter.responses_to_chat_completion_create_params(body)
+        completion = await self.chat_completions(params)
+        return self._converter.chat_completion_to_response(body, completion, model=self.settings().model)
+
+    async def chat_completions(
+        self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+    ) -> NeMoGymChatCompletion:
+        """Answer a Chat Completions request; reasoning stands in think blocks before the text."""
+        settings = self.settings()
+        with errors_explained(settings):
+            try:
+                async with self._slots:
+                    answer = await self._client.create_chat_completion(**self._outgoing(body))
+            except aiohttp.ClientResponseError as error:
+                if not is_too_long(error):
+                    raise
+                return empty_completion(settings.model, "length", int(time()))
+        answer = with_reasoning_in_text(answer, settings, splits_reasoning=self.config.uses_reasoning_parser)
+        return validated_answer(NeMoGymChatCompletion, answer, settings)
+
+    def _outgoing(self, body: NeMoGymChatCompletionCreateParamsNonStreaming) -> dict[str, Any]:
+        given = body.model_dump(exclude_unset=True)
+        extra = {**self.config.extra_body, **object_in_metadata(body.metadata, EXTRA_BODY)}
+        template_kwargs = object_in_metadata(body.metadata, CHAT_TEMPLATE_KWARGS)
+        if template_kwargs:
+            extra["chat_template_kwargs"] = {**extra.get("chat_template_kwargs", {}), **template_kwargs}
+        if self.config.uses_reasoning_parser:
+            keep = self.config.uses_interleaved_reasoning
+            given["messages"] = [tags_as_fields(message, keep_reasoning=keep) for message in given["messages"]]
+        if self.config.uses_max_completion_tokens and "max_tokens" in given:
+            given.setdefault("max_completion_tokens", given.pop("max_tokens"))
+        if not given.get("store"):
+            given.pop("metadata", None)  # endpoints accept it with stored completions only
+        return {**extra, **given, "model": self.settings().model}

@@ -1,0 +1,319 @@
+"""`ng_collect_rollouts` as a user sees it: what it prints, how it exits, what it leaves alone."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tests.collection.conftest import Collect
+from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, right_away, rows_of, write_rows
+
+PATHS = ["out_materialized_inputs.jsonl", "out.jsonl", "out_aggregate_metrics.json"]
+
+
+def test_a_run_ends_with_the_outcome_the_tokens_the_time_and_three_paths(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(5))
+
+    done = collect("+num_repeats=2")
+
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert "Rollouts: 10 of 10 finished" in lines
+    assert "Tokens: 30 in, 20 out" in lines
+    assert any(re.fullmatch(r"Time: \d+\.\d s", line) for line in lines)
+    assert [line.partition(": ")[2] for line in lines[-3:]] == PATHS
+    assert re.search(r"^mean/reward +1 +\[.+, 1\] +10$", done.stdout, re.MULTILINE)
+
+
+def test_progress_ends_at_a_hundred_percent_and_the_whole_count(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(5))
+
+    progress = [line for line in collect("+num_repeats=2").stderr.splitlines() if "Collecting rollouts" in line]
+
+    assert "Collecting rollouts: 100%" in progress[-1]
+    assert "10/10" in progress[-1]
+
+
+def test_the_default_concurrency_is_printed(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(1))
+
+    assert "At most 256 rollouts in parallel" in collect().stderr
+
+
+def test_json_is_one_line_on_stdout_and_nothing_else(fake_run: FakeRun, collect: Collect) -> None:
+    fake_run.answer = failing_with(500, lambda row: row["n"] == 1)
+    write_rows(Path("in.jsonl"), rows_of(3))
+
+    done = collect("+json=true")
+
+    assert done.stdout.count("\n") == 1
+    summary = json.loads(done.stdout)
+    assert done.exit_code == summary["exit_code"] == 1
+    assert [summary[name] for name in ("expected", "finished", "missing", "failed", "given_up")] == [3, 2, 1, 1, 1]
+    assert summary["failures"]["agent_error"]["attempts"] == 3
+    assert summary["failures"]["agent_error"]["rollouts"] == 1
+    assert "alpha, task 1, rollout 0" in summary["failures"]["agent_error"]["example"]
+    assert summary["tokens"] == {"input_tokens": 6, "output_tokens": 4, "total_tokens": 10}
+    assert summary["key_metrics"]["alpha"]["mean/reward"] == 1.0
+    assert summary["coverage"]["alpha"]["failed"]["rollouts"] == 1
+    assert [summary[name] for name in ("output_jsonl_fpath", "aggregate_metrics_fpath")] == [
+        "out.jsonl",
+        "out_aggregate_metrics.json",
+    ]
+
+
+def test_failures_are_a_table_with_one_example_each(fake_run: FakeRun, collect: Collect) -> None:
+    async def answer(row: Row, attempt: int) -> Any:
+        if row["n"] < 2:
+            return web.json_response({"detail": "too hot"}, status=422 if row["n"] else 503)
+        return {**row, "_ng_failure_class": "skipped", "_ng_failure_terminal": True} if row["n"] == 2 else {"reward": 1}
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), rows_of(6))
+
+    done = collect("+max_attempts=2")
+
+    assert done.exit_code == 1
+    table = done.stdout.partition("failure ")[2]
+    assert re.search(r"^connect +2 +1 +alpha, task 0, rollout 0, .*503.*too hot", table, re.MULTILINE)
+    assert re.search(r"^http_4xx +2 +1 +alpha, task 1, rollout 0, .*422", table, re.MULTILINE)
+    assert re.search(r"^skipped +1 +1 +alpha, task 2, rollout 0", table, re.MULTILINE)
+    assert "Rollouts: 3 of 6 finished, 3 failed" in done.stdout
+    assert "Failures: out_failures.jsonl" in done.stdout
+
+
+def test_a_run_that_is_not_complete_says_how_to_go_on(fake_run: FakeRun, collect: Collect) -> None:
+    fake_run.answer = failing_with(503, lambda row: row["n"] == 0)
+    write_rows(Path("in.jsonl"), rows_of(2))
+
+    last = collect().stderr.splitlines()[-1]
+
+    assert last == "1 rollouts are missing. Go on with: the same command and +resume_from_cache=true"
+
+
+def test_what_was_tried_often_enough_is_only_tried_again_on_request(fake_run: FakeRun, collect: Collect) -> None:
+    fake_run.answer = failing_with(500, lambda row: row["n"] == 0)
+    write_rows(Path("in.jsonl"), rows_of(2))
+    first = collect()
+    again = collect("+resume_from_cache=true")
+    fake_run.answer = right_away
+
+    retried = collect("+resume_from_cache=true", "+retry_exhausted=true")
+
+    hint = "1 rollouts are missing, 1 of them given up. Try them again with: the same command and "
+    assert [done.stderr.splitlines()[-1] for done in (first, again)] == [
+        f"{hint}+resume_from_cache=true +retry_exhausted=true"
+    ] * 2
+    assert again.exit_code == 1
+    assert "Nothing to do: 1 rollouts were finished before, 1 given up." in again.stdout
+    assert re.search(r"^agent_error +3 +1 ", again.stdout, re.MULTILINE)
+    assert retried.exit_code == 0
+    assert lines_in(Path("out.jsonl"))[-1]["_ng_attempt_index"] == 3
+    assert fake_run.keys().count((0, 0)) == 4
+
+
+def test_nothing_to_do_says_so_and_exits_0(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+    collect()
+
+    done = collect("+resume_from_cache=true")
+
+    assert done.exit_code == 0
+    assert "Nothing to do: 2 rollouts were finished before." in done.stdout
+    assert [line.partition(": ")[2] for line in done.stdout.splitlines()[-3:]] == PATHS
+    assert fake_run.asked["/run"] == 2
+    assert fake_run.asked["/aggregate_metrics"] == 1
+
+
+def test_an_input_without_rows_leaves_empty_files(collect: Collect) -> None:
+    Path("in.jsonl").write_text("\n\n")
+
+    done = collect()
+
+    assert done.exit_code == 0
+    assert "Nothing to do: the input has no rows." in done.stdout
+    assert [Path(name).read_text() for name in ("out.jsonl", "out_failures.jsonl", *PATHS[:1])] == ["", "", ""]
+    assert "Aggregate metrics: None" in done.stdout
+
+
+def test_without_an_input_the_command_that_needs_none_is_named(collect: Collect) -> None:
+    done = collect("~input_jsonl_fpath")
+
+    assert done.exit_code == 2
+    assert "+input_jsonl_fpath=<text> is required" in done.stderr
+    assert "ng_e2e_collect_rollouts" in done.stderr
+
+
+def test_a_missing_input_is_named(collect: Collect) -> None:
+    done = collect()
+
+    assert done.exit_code == 2
+    assert "'in.jsonl' not found" in done.stderr
+
+
+def test_everything_wrong_with_the_input_is_one_error_before_any_request(fake_run: FakeRun, collect: Collect) -> None:
+    good = json.dumps(rows_of(1)[0])
+    Path("in.jsonl").write_text(f'{good}\n\n{{"broken\n{good}\n{{"n": 1}}\n')
+
+    done = collect()
+
+    assert done.exit_code == 2
+    assert "line 3: not valid JSON" in done.stderr
+    assert "rows [5] have no responses_create_params" in done.stderr
+    assert fake_run.rows == []
+    assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
+
+
+def test_an_agent_that_is_not_there_is_named_with_its_likely_spelling(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+
+    done = collect("+agent_name=alpa")
+
+    assert done.exit_code == 2
+    assert "has no agent called 'alpa'; did you mean 'alpha'? Its agents: alpha, beta." in done.stderr
+    assert not Path("out_materialized_inputs.jsonl").exists()
+
+
+def test_without_a_head_server_nothing_is_touched_and_the_remedy_is_named(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+    collect()
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+
+    done = collect("+head_server.port=1")
+
+    assert done.exit_code == 2
+    assert "Could not connect to the head server at http://127.0.0.1:1/" in done.stderr
+    assert "ng_run" in done.stderr
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_a_fresh_run_moves_the_earlier_one_away_and_says_where(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+    collect()
+    first = Path("out.jsonl").read_bytes()
+
+    done = collect()
+
+    (folder,) = Path("out.previous").iterdir()
+    assert f"The files of the earlier run are now in {folder}" in done.stderr
+    assert (folder / "out.jsonl").read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "out.jsonl",
+        "out_aggregate_metrics.json",
+        "out_failures.jsonl",
+        "out_manifest.json",
+        "out_materialized_inputs.jsonl",
+    ]
+
+
+def test_the_marker_of_a_failed_request_is_on_stdout_when_request_debugging_is_on(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    fake_run.answer = failing_with(500)
+    write_rows(Path("in.jsonl"), rows_of(1, secret="do not show"))
+
+    marker = '[rollout_collection] /run failed status=500 row={"_ng_rollout_index": 0, "_ng_task_index": 0, '
+    quiet = collect("+max_attempts=1")
+    loud = collect("+max_attempts=1", "+global_aiohttp_client_request_debug=true")
+
+    assert "/run failed" not in quiet.stdout
+    assert loud.stdout.splitlines()[0] == marker + '"agent_name": "alpha"}'
+    assert "do not show" not in loud.stdout
+
+
+def test_aggregation_can_be_left_for_later(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+
+    done = collect("+disable_aggregation=true")
+
+    assert done.exit_code == 0
+    assert "Aggregate metrics: None" in done.stdout
+    assert "ng_aggregate_rollouts" in done.stdout
+    assert fake_run.metric_requests == []
+    assert not Path("out_aggregate_metrics.json").exists()
+
+
+def test_an_agent_that_cannot_compute_metrics_costs_no_rollout_and_is_asked_again_on_resume(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    fake_run.metrics_status = 500
+    write_rows(Path("in.jsonl"), rows_of(2))
+    first = collect()
+    fake_run.metrics_status = 200
+
+    second = collect("+resume_from_cache=true")
+
+    assert first.exit_code == 1
+    assert "Rollouts: 2 of 2 finished" in first.stdout
+    assert re.search(r"^No metrics: agent 'alpha' could not be asked.*out of order", first.stdout, re.MULTILINE)
+    assert first.stderr.splitlines()[-1].startswith("The metrics are missing. Go on with: ")
+    assert second.exit_code == 0
+    assert fake_run.asked["/run"] == 2
+    assert Path("out_aggregate_metrics.json").exists()
+
+
+def test_every_agent_gets_its_entry_in_the_order_of_their_names(fake_run: FakeRun, collect: Collect) -> None:
+    fake_run.answer = failing_with(422, lambda row: row["agent_ref"]["name"] == "alpha")
+    write_rows(Path("in.jsonl"), [*rows_of(2, "beta"), *rows_of(3, "alpha")])
+
+    collect("+max_attempts=1")
+
+    alpha, beta = json.loads(Path("out_aggregate_metrics.json").read_text())
+    assert [alpha["agent_ref"], beta["agent_ref"]] == [{"name": "alpha"}, {"name": "beta"}]
+    assert list(beta) == ["agent_ref", "agent_metrics", "key_metrics", "group_level_metrics", "coverage"]
+    assert alpha["agent_metrics"] == {}  # nothing of it was finished, so it was not asked
+    assert alpha["coverage"]["failed"]["rollouts"] == 3
+    assert [len(request["verify_responses"]) for request in fake_run.metric_requests] == [2]
+
+
+def test_metrics_are_asked_for_in_task_order_and_without_the_bulk(fake_run: FakeRun, collect: Collect) -> None:
+    async def last_first(row: Row, attempt: int) -> Any:
+        while len(fake_run.rows) < 4 or row["n"] < 3 - sum(ended):
+            await _a_moment()
+        ended.append(1)
+        return {**row, "reward": 1.0, "note": "half a \ud83d", "response": {"output": ["long"], "usage": {"n": 1}}}
+
+    ended: list[int] = []
+    fake_run.answer = last_first
+    write_rows(Path("in.jsonl"), rows_of(4))
+
+    assert collect().exit_code == 0
+
+    assert [line["n"] for line in lines_in(Path("out.jsonl"))] == [3, 2, 1, 0]
+    (request,) = fake_run.metric_requests
+    assert [record["n"] for record in request["verify_responses"]] == [0, 1, 2, 3]
+    assert list(request["verify_responses"][0]) == [
+        "n",
+        "agent_ref",
+        "_ng_task_index",
+        "_ng_rollout_index",
+        "reward",
+        "note",
+        "response",
+    ]
+    assert request["verify_responses"][0]["response"] == {"usage": {"n": 1}}
+    assert request["verify_responses"][0]["note"] == "half a ?"
+
+
+def test_rollouts_that_belong_to_no_row_stay_in_the_file_and_out_of_the_metrics(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    write_rows(Path("in.jsonl"), rows_of(3))
+    collect("+limit=2")
+    stranger = {"_ng_task_index": 9, "_ng_rollout_index": 0, "agent_ref": {"name": "alpha"}, "reward": 0.0}
+    with Path("out.jsonl").open("a") as file:
+        file.write(json.dumps(stranger) + "\n")
+
+    done = collect("+resume_from_cache=true", "+limit=3")
+
+    assert "holds 1 rollouts that belong to no row" in done.stderr
+    assert keys_in(Path("out.jsonl")) == [(0, 0), (1, 0), (2, 0), (9, 0)]
+    assert len(fake_run.metric_requests[-1]["verify_responses"]) == 3
+
+
+async def _a_moment() -> None:
+    import asyncio
+
+    await asyncio.sleep(0.002)
