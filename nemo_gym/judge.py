@@ -22,6 +22,7 @@ from nemo_gym.openai_utils import (
     NeMoGymMessage,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
+    NeMoGymResponseInputPart,
     NeMoGymResponseOutputMessage,
 )
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
@@ -142,8 +143,8 @@ def last_user_text(params: NeMoGymResponseCreateParamsNonStreaming) -> str:
     return ""
 
 
-def _texts_in(parts: Iterable[Any]) -> list[str]:
-    return [part.text for part in parts if part.type == "input_text"]
+def _texts_in(parts: Iterable[NeMoGymResponseInputPart]) -> list[str]:
+    return [part["text"] for part in parts if part["type"] == "input_text"]
 
 
 def judge_failsafe(verify: _Handler) -> _Handler:

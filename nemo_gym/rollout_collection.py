@@ -35,7 +35,7 @@ from nemo_gym.rollouts.aggregate import (
     values_for_tracking,
     write_metrics,
 )
-from nemo_gym.rollouts.collected import RUN_LIMITS, Collected, RunLimits
+from nemo_gym.rollouts.collected import Collected, RunLimits, limits_in_force
 from nemo_gym.rollouts.config import (
     DEFAULT_MAX_ROLLOUT_ATTEMPTS,
     E2ERolloutCollectionConfig,
@@ -159,7 +159,7 @@ class RolloutCollectionHelper(BaseModel):
             limits.client = self.setup_server_client()
             facts = _checked_facts(limits.client, fresh or ())
         rows = None if fresh is None else materialized(fresh)
-        with open_run(config, facts, rows) as run, wandb_run(_tracking_config()) as tracker:
+        with open_run(config, facts, rows) as run, limits.in_force(), wandb_run(_tracking_config()) as tracker:
             cached = self._load_from_cache(config) if fresh is None else Cached(fresh, [], [], [])
             run.finished_before = len(cached.done_results)
             failed_before = read_attempts(config.paths) if fresh is None else {}
@@ -185,9 +185,7 @@ class RolloutCollectionHelper(BaseModel):
 
         A failed request raises from its awaitable; the exception's `row` is the row.
         """
-        limits = RUN_LIMITS.get()
-        known = None if limits is None or head_server_config is not None else limits.client
-        client = known or self.setup_server_client(head_server_config)
+        client = self.setup_server_client(head_server_config) if head_server_config else self._client_at_hand()
         total = len(examples) if isinstance(examples, Sequence) else None
         return run_examples(examples, partial(self._post, client), semaphore, Progress(total))
 
@@ -199,7 +197,7 @@ class RolloutCollectionHelper(BaseModel):
         return client
 
     async def _post(self, client: ServerClient, row: Row) -> Any:
-        limits = RUN_LIMITS.get()
+        limits = limits_in_force()
         async with nullcontext() if limits is None else limits.around(row):
             response = await client.post(server_name=row["agent_ref"]["name"], url_path="/run", json=row)
             try:
@@ -223,7 +221,7 @@ class RolloutCollectionHelper(BaseModel):
         if not results:
             return None
         named = [{**result, "agent_ref": row.get("agent_ref")} for row, result in zip(rows, results, strict=True)]
-        metrics = await ask_agents(group_by_agent(named), _asking(self.setup_server_client()))
+        metrics = await ask_agents(group_by_agent(named), _asking(self._client_at_hand()))
         if not metrics:
             return None
         path = RolloutPaths(Path(output_fpath)).aggregate_metrics
@@ -232,6 +230,12 @@ class RolloutCollectionHelper(BaseModel):
         if tracker is not None:
             tracker.log(values_for_tracking(metrics))
         return path
+
+    def _client_at_hand(self) -> ServerClient:
+        """The client of the run under way, else a new one: a run reads its config once."""
+        limits = limits_in_force()
+        known = None if limits is None else limits.client
+        return self.setup_server_client() if known is None else known
 
     def _checked_client(self, agents: Iterable[str]) -> ServerClient:
         """A client for a run that is there and has these agents."""

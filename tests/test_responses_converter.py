@@ -4,6 +4,7 @@ import pickle
 from typing import Any
 
 import pytest
+from openai.types import responses as sdk
 
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
@@ -392,6 +393,16 @@ def test_details_of_the_usage_are_told_when_the_provider_tells_them() -> None:
         1,
     )
     assert response(NeMoGymChatCompletion.model_validate({**answer.model_dump(), "usage": None})).usage is None
+
+
+def test_openais_own_library_accepts_the_response() -> None:
+    call = {"id": "call_7", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    answer = completion({"content": "<think>Hm.</think>Let me see.", "tool_calls": [call]}, finish_reason="length")
+
+    got = response(answer, tools=[WEATHER], tool_choice="required", reasoning={"effort": "low"}).model_dump()
+
+    del got["usage"]  # vLLM tells no details, which the library takes for granted
+    assert sdk.Response.model_validate(got).output_text == "Let me see."
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,13 @@ def prepare(source: str | None = None) -> Path:
 def _rows(source: str | None) -> Iterator[dict[str, Any]]:
     fields = ("question", "options", "answer", "category")
     for row in source_rows(source, fields, lambda hub: hub.rows(REPOSITORY, SPLIT)):
-        published = [str(option).strip() for option in row["options"]]
-        options = [option for option in published if option != _NO_OPTION]
-        right = ascii_uppercase.find(str(row["answer"]).strip())
-        if len(options) > _MOST_OPTIONS or published[: len(options)] != options or not 0 <= right < len(options):
+        options = dict(zip(ascii_uppercase[:_MOST_OPTIONS], map(str, row["options"]), strict=False))
+        offered = [letter for letter, option in options.items() if option.strip() != _NO_OPTION]
+        right = str(row["answer"]).strip()
+        if right not in offered:
             raise SourceRowsError(f"expected up to {_MOST_OPTIONS} options and the letter of the right one: {row}")
-        yield {**choices(str(row["question"]).strip(), options, right), "category": row["category"]}
+        texts = [options[letter].strip() for letter in offered]
+        yield {**choices(str(row["question"]).strip(), texts, offered.index(right)), "category": row["category"]}
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def prepare_rows(config: E2ERolloutCollectionConfig, global_config: DictConfig) 
         replaces_output=True,
     )
     options: dict[str, Any] = {
-        "mode": "train_preparation",
+        "mode": "example_validation" if config.split == "example" else "train_preparation",
         "should_download": True,
         "output_dirpath": str(config.prepared_dirpath),
         "data_source": config.data_source,

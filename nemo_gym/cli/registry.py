@@ -50,6 +50,9 @@ class CommandInfo:
 
 
 _OWN = "nemo_gym.schemas.cli_config"
+_DATA = "nemo_gym.schemas.data_config"
+_TRANSFER = "nemo_gym.schemas.dataset_transfer"
+_AUTHORING = "nemo_gym.schemas.authoring_config"
 
 COMMANDS = (
     CommandInfo("run", SERVERS, "Start the servers of a configuration", "nemo_gym.schemas.run_config:RunConfig"),
@@ -59,6 +62,12 @@ COMMANDS = (
         ROLLOUTS,
         "Collect rollouts from running servers",
         "nemo_gym.rollouts.config:RolloutCollectionConfig",
+    ),
+    CommandInfo(
+        "e2e_collect_rollouts",
+        ROLLOUTS,
+        "Prepare data, start servers, collect rollouts, stop: in one command",
+        "nemo_gym.rollouts.config:E2ERolloutCollectionConfig",
     ),
     CommandInfo(
         "aggregate_rollouts",
@@ -72,12 +81,37 @@ COMMANDS = (
         "Profile rollouts task by task; choose tasks by difficulty",
         "nemo_gym.schemas.reward_profile_config:RewardProfileConfig",
     ),
+    CommandInfo("prepare_data", DATA, "Check, measure and collate data sets", f"{_DATA}:TrainDataProcessorConfig"),
     CommandInfo(
         "materialize_prompts",
         DATA,
         "Apply a prompt template to a data set",
         "nemo_gym.prompt:MaterializePromptsConfig",
     ),
+    CommandInfo("list_benchmarks", DATA, "List the benchmarks there are", f"{_DATA}:ListBenchmarksConfig"),
+    CommandInfo("prepare_benchmark", DATA, "Make the data of benchmarks", f"{_DATA}:PrepareBenchmarkConfig"),
+    CommandInfo(
+        "download_dataset_from_hf",
+        DATA,
+        "Fetch a data set from the Hugging Face hub",
+        f"{_TRANSFER}:DownloadJsonlDatasetHuggingFaceConfig",
+    ),
+    CommandInfo(
+        "upload_dataset_to_hf",
+        DATA,
+        "Publish a data set on the Hugging Face hub",
+        f"{_TRANSFER}:UploadJsonlDatasetHuggingFaceConfig",
+    ),
+    CommandInfo(
+        "init_resources_server",
+        AUTHORING,
+        "Write a new environment to begin with",
+        f"{_AUTHORING}:InitResourcesServerConfig",
+    ),
+    CommandInfo("test", AUTHORING, "Run the tests of one server", f"{_AUTHORING}:ServerTestsConfig"),
+    CommandInfo("test_all", AUTHORING, "Run the tests of every server", f"{_AUTHORING}:AllServerTestsConfig"),
+    CommandInfo("dev_test", AUTHORING, "Run the tests of nemo-gym itself", f"{_AUTHORING}:DevTestConfig"),
+    CommandInfo("pip_list", AUTHORING, "List the packages a server runs with", f"{_AUTHORING}:PipListConfig"),
     CommandInfo("validate", CONFIGURATION, "Check a configuration, list every problem", f"{_OWN}:ValidateConfig"),
     CommandInfo("dump_config", CONFIGURATION, "Print the resolved configuration as YAML", f"{_OWN}:DumpConfigConfig"),
     CommandInfo("help", HELP, "List the commands", f"{_OWN}:HelpConfig"),

@@ -92,7 +92,7 @@ def _open(config: DictConfig) -> WandbRun | None:
     masked = copy.deepcopy(config)
     mask_secrets(masked)
     shown: Any = OmegaConf.to_container(masked, resolve=False)
-    folder = Path(config.get(RESULTS_DIR_KEY_NAME) or RESULTS_DIR) / "wandb"
+    folder = Path(config.get(RESULTS_DIR_KEY_NAME) or RESULTS_DIR)
     logger.info("Opening the Weights & Biases run %s/%s", settings.wandb_project, settings.wandb_name)
     try:
         import wandb

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 WIDTH = 560
-HEIGHT = 232
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 40
-_BINS = 24
+HEIGHT = 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 16, 26, 40
+_WIDEST_BAR = 72
+_BINS = 36
 _FEW_VALUES = 12
 _LARGEST_WHOLE = 1e15
 
@@ -31,6 +33,8 @@ class Bar:
     value: float
     tooltip: str
     style: str = "mark"
+    edge: str = ""
+    """Below its left edge."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,11 @@ def bar_chart(title: str, bars: Sequence[Bar], x_label: str, y_label: str, rules
     for place, bar in enumerate(bars):
         left, height = _LEFT + place * step, bar.value * scale
         if bar.value:
-            shape = _rounded_top(left + step * 0.09, HEIGHT - _BOTTOM - height, step * 0.82, height)
+            width = min(step * 0.82, _WIDEST_BAR)
+            shape = _rounded_top(left + (step - width) / 2, HEIGHT - _BOTTOM - height, width, height)
             parts.append(f'<path class="{bar.style}" d="{shape}"><title>{escape(bar.tooltip)}</title></path>')
         parts.append(_text(left + step / 2, HEIGHT - _BOTTOM + 15, bar.label, "tick middle"))
+        parts.append(_text(left, HEIGHT - _BOTTOM + 15, bar.edge, "tick middle"))
     for rule in rules:
         parts.append(_rule(_LEFT + rule.at * plot_width, rule.label))
     parts.append(_text(_LEFT + plot_width / 2, HEIGHT - 6, x_label, "axis middle"))
@@ -70,21 +76,18 @@ def histogram(title: str, values: Floats, x_label: str, y_label: str, *, marks_q
         counts = {value: int(np.sum(values == value)) for value in distinct.tolist()}
         bars = [Bar(_number(value), count, f"{_number(value)}: {count:,}") for value, count in counts.items()]
         return bar_chart(title, bars, x_label, y_label)
-    low, high = _nice_range(float(distinct[0]), float(distinct[-1]))
-    counted, edges = np.histogram(values, _BINS, (low, high))
+    edges = _bin_edges(values)
+    every = math.ceil(len(edges) / 7)
+    counted = np.histogram(values, edges)[0].tolist()
     bars = [
-        Bar(
-            _number(edges[place]) if place % 6 == 0 else "",
-            int(count),
-            f"{_number(edges[place])} to {_number(edges[place + 1])}: {int(count):,}",
-        )
-        for place, count in enumerate(counted.tolist())
+        Bar("", count, f"{_number(low)} to {_number(high)}: {count:,}", edge=_number(low) if place % every == 0 else "")
+        for place, (count, (low, high)) in enumerate(zip(counted, pairwise(edges), strict=True))
     ]
     rules = []
     if marks_quantiles:
         for share, name in ((0.5, "median"), (0.95, "95 %")):
             quantile = float(np.quantile(values, share))
-            rules.append(Rule((quantile - low) / (high - low), f"{name} {_number(quantile)}"))
+            rules.append(Rule((quantile - edges[0]) / (edges[-1] - edges[0]), f"{name} {_number(quantile)}"))
     return bar_chart(title, bars, x_label, y_label, rules)
 
 
@@ -94,41 +97,44 @@ def share_chart(title: str, shares: Floats, x_label: str, y_label: str) -> str:
     counted = np.histogram(inner, 10, (0, 1))[0].tolist()
     bars = [Bar("0", int(np.sum(shares <= 0)), f"never: {int(np.sum(shares <= 0)):,}", "mark low")]
     for place, count in enumerate(counted):
-        label = f"{place / 10:.1f}–{(place + 1) / 10:.1f}"
-        bars.append(Bar(label, int(count), f"between {label}: {int(count):,}"))
+        low, high = f"{place / 10:.1f}", f"{(place + 1) / 10:.1f}"
+        bars.append(Bar("", int(count), f"{low} to {high}: {int(count):,}", edge=low if place else ""))
     bars.append(Bar("1", int(np.sum(shares >= 1)), f"always: {int(np.sum(shares >= 1)):,}", "mark high"))
     return bar_chart(title, bars, x_label, y_label)
 
 
 def box_chart(title: str, rows: Sequence[tuple[str, Floats]], x_label: str, y_label: str) -> str:
     """A box per group: from the first to the third quartile, its median, and a line from 5 % to 95 %."""
-    row_height = 26
-    height = _TOP + 12 + row_height * len(rows) + _BOTTOM
-    low, high = _nice_range(*_extent([values for _, values in rows]))
-    left = 96
+    row_height = max(24, min(60, (HEIGHT - _TOP - _BOTTOM) // max(len(rows), 1)))
+    height = _TOP + row_height * len(rows) + _BOTTOM
+    ticks = _ticks(*_extent([values for _, values in rows]))
+    low, high, left, right = ticks[0], ticks[-1], 104, 28
 
     def at(value: float) -> float:
-        return left + (value - low) / (high - low) * (WIDTH - left - _RIGHT)
+        return left + (value - low) / (high - low) * (WIDTH - left - right)
 
     base = height - _BOTTOM
     parts = [
-        f'<line class="grid" x1="{at(tick):.1f}" y1="{_TOP + 6}" x2="{at(tick):.1f}" y2="{base}"/>'
+        f'<line class="grid" x1="{at(tick):.1f}" y1="{_TOP}" x2="{at(tick):.1f}" y2="{base}"/>'
         + _text(at(tick), base + 15, _number(tick), "tick middle")
-        for tick in np.linspace(low, high, 5).tolist()
+        for tick in ticks
     ]
     for place, (label, values) in enumerate(rows):
-        middle = _TOP + 12 + row_height * (place + 0.5)
+        middle, half = _TOP + row_height * (place + 0.5), row_height * 0.28
         p5, q1, median, q3, p95 = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
         tooltip = f"{label}: median {_number(median)}, half within {_number(q1)} to {_number(q3)}, n = {len(values):,}"
         box_width = max(at(q3) - at(q1), 2)
         parts.append(
             f"<g><title>{escape(tooltip)}</title>"
             f'<line class="whisker" x1="{at(p5):.1f}" y1="{middle}" x2="{at(p95):.1f}" y2="{middle}"/>'
-            f'<rect class="box" x="{at(q1):.1f}" y="{middle - 7}" width="{box_width:.1f}" height="14" rx="3"/>'
-            f'<line class="median" x1="{at(median):.1f}" y1="{middle - 7}" x2="{at(median):.1f}" y2="{middle + 7}"/></g>'
+            f'<rect class="box" x="{at(q1):.1f}" y="{middle - half:.1f}" '
+            f'width="{box_width:.1f}" height="{2 * half:.1f}" rx="3"/>'
+            f'<line class="median" x1="{at(median):.1f}" y1="{middle - half:.1f}" '
+            f'x2="{at(median):.1f}" y2="{middle + half:.1f}"/>'
+            "</g>"
         )
         parts.append(_text(left - 10, middle + 4, label, "tick end"))
-    parts.append(_text(left + (WIDTH - left - _RIGHT) / 2, height - 6, x_label, "axis middle"))
+    parts.append(_text((left + WIDTH - right) / 2, height - 6, x_label, "axis middle"))
     parts.append(_text(0, 9, y_label, "axis"))
     return _svg(title, height, parts)
 
@@ -141,9 +147,9 @@ def row_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     parts = []
     for place, (name, value, note) in enumerate(rows):
         middle = 6 + row_height * (place + 0.5)
-        width = max(value / top * (WIDTH - left - 130), 2)
+        width = max(value / top * (WIDTH - left - 180), 2)
         tooltip = escape(f"{name}: {note}")
-        parts.append(_text(left - 10, middle + 4, _shortened(name, 24), "tick end"))
+        parts.append(_text(left - 10, middle + 4, _shortened(name, 22), "tick end"))
         parts.append(
             f'<rect class="mark bad" x="{left}" y="{middle - 8}" width="{width:.1f}" height="16" rx="3">'
             f"<title>{tooltip}</title></rect>"
@@ -157,10 +163,10 @@ def grouped_by(keys: Floats, values: Floats) -> list[tuple[str, Floats]]:
     distinct = np.unique(keys)
     if len(distinct) <= _FEW_VALUES:
         return [(_number(key), values[keys == key]) for key in distinct[::-1].tolist()]
-    edges = np.linspace(distinct[0], distinct[-1], 9)
+    edges = _ticks(float(distinct[0]), float(distinct[-1]), about=8)
     places = np.clip(np.digitize(keys, edges) - 1, 0, len(edges) - 2)
-    labels = [f"{_number(low)} to {_number(high)}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
-    return [(labels[place], values[places == place]) for place in range(7, -1, -1) if np.any(places == place)]
+    labels = [f"{_number(low)} to {_number(high)}" for low, high in pairwise(edges)]
+    return [(label, values[places == place]) for place, label in enumerate(labels) if np.any(places == place)][::-1]
 
 
 def number(value: float) -> str:
@@ -169,6 +175,9 @@ def number(value: float) -> str:
 
 
 def _number(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if size <= abs(value) < _LARGEST_WHOLE:
+            return f"{value / size:.4g}{letter}"
     if float(value).is_integer() and abs(value) < _LARGEST_WHOLE:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -176,19 +185,34 @@ def _number(value: float) -> str:
 
 def _whole_ticks(top: float) -> list[float]:
     """Up to five whole numbers from 0 to at least `top`, evenly spaced."""
-    raw = max(top, 1) / 4
-    magnitude = 10 ** math.floor(math.log10(raw)) if raw > 1 else 1
-    step = next(step for step in (magnitude, 2 * magnitude, 5 * magnitude, 10 * magnitude) if step >= raw)
+    step = _nice_step(max(top, 1) / 4, whole=True)
     return [step * place for place in range(math.ceil(max(top, 1) / step) + 1)]
 
 
-def _nice_range(low: float, high: float) -> tuple[float, float]:
+def _ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers that divide everything from `low` to `high` into `about` parts or fewer, and one at each end."""
     if low == high:
-        return low - 0.5, high + 0.5
-    if 0 < low < 0.3 * high:
-        low = 0.0
-    magnitude = 10 ** (math.floor(math.log10(high - low)) - 1)
-    return math.floor(low / magnitude) * magnitude, math.ceil(high / magnitude) * magnitude
+        low, high = low - 0.5, high + 0.5
+    step = _nice_step((high - low) / about)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [step * place for place in range(first, last + 1)]
+
+
+def _bin_edges(values: Floats) -> list[float]:
+    """Round numbers that divide the range of `values` into about `_BINS` parts; whole ones for whole values."""
+    low, high = float(values.min()), float(values.max())
+    is_whole = bool(np.all(values == np.round(values)))
+    step = _nice_step((high - low) / _BINS, whole=is_whole)
+    first = math.floor(low / step)
+    return [step * place for place in range(first, math.floor(high / step) + 2)]
+
+
+def _nice_step(raw: float, *, whole: bool = False) -> float:
+    """1, 2 or 5 times a power of ten, at least `raw`."""
+    if whole and raw <= 1:
+        return 1
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    return next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= raw * (1 - 1e-9))
 
 
 def _extent(groups: Sequence[Floats]) -> tuple[float, float]:
@@ -227,7 +251,4 @@ def _text(x: float, y: float, text: str, style: str) -> str:
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(parts)}</svg>"
-    )
+    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'

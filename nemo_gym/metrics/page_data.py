@@ -34,6 +34,8 @@ class AgentNumbers:
 
     name: str
     tasks: int
+    scored_tasks: int
+    """Those with at least one reward."""
     rollouts: int
     expected_rollouts: int
     reward: Estimate
@@ -45,8 +47,8 @@ class AgentNumbers:
 
     @property
     def sometimes(self) -> int:
-        """Tasks in between."""
-        return self.tasks - self.never - self.always
+        """Scored tasks in between."""
+        return self.scored_tasks - self.never - self.always
 
 
 @dataclass
@@ -111,6 +113,7 @@ def _agent(name: str, profiles: list[Mapping[str, Any]], token_field: str | None
     return AgentNumbers(
         name=name,
         tasks=len(profiles),
+        scored_tasks=sum(f"mean/{REWARD}" in profile for profile in profiles),
         rollouts=len(infos),
         expected_rollouts=sum(profile["expected_num_rollouts"] for profile in profiles),
         reward=clustered_mean([info[REWARD] for info in scored], [info[TASK_INDEX_KEY_NAME] for info in scored]),

@@ -7,8 +7,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -36,7 +36,7 @@ class RolloutTimeoutError(GymError, TimeoutError):
 
 @dataclass
 class RunLimits:
-    """What holds for the calls of one run; `RUN_LIMITS` has it while the run is under way."""
+    """What holds for the calls of one run: `with limits.in_force():`."""
 
     concurrency: Concurrency
     rollout_timeout_s: float | None
@@ -45,6 +45,15 @@ class RunLimits:
     started_at_s: dict[int, float] = field(default_factory=dict)
     """When the call for a row began, by the row's identity."""
     _slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let the calls that are made inside find these limits."""
+        before = _IN_FORCE.set(self)
+        try:
+            yield
+        finally:
+            _IN_FORCE.reset(before)
 
     @asynccontextmanager
     async def around(self, row: Row) -> AsyncIterator[None]:
@@ -75,7 +84,12 @@ class RunLimits:
             raise RolloutTimeoutError(rollout_timed_out(self.rollout_timeout_s, agent).message) from error
 
 
-RUN_LIMITS: ContextVar[RunLimits | None] = ContextVar("limits of the run under way", default=None)
+_IN_FORCE: ContextVar[RunLimits | None] = ContextVar("limits in force", default=None)
+
+
+def limits_in_force() -> RunLimits | None:
+    """Those of the run under way; None for calls that belong to no such run."""
+    return _IN_FORCE.get()
 
 
 class Collected:
@@ -113,7 +127,6 @@ class Collected:
             prepare_connections(self._config, Counter(agent_name_of(row) or "" for row in self.pending))
         total, timeout_s = self._limits.concurrency.total, self._config.run_timeout_s
         semaphore = None if total is None else asyncio.Semaphore(total)
-        before = RUN_LIMITS.set(self._limits)
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 while self.pending and self.stopped is None:
@@ -122,8 +135,6 @@ class Collected:
             if not deadline.expired():
                 raise
             self.stopped = Stop(StopKind.RUN_TIMEOUT, f"run_timeout_s={timeout_s:g} is over")
-        finally:
-            RUN_LIMITS.reset(before)
         if self.stopped is not None:
             logger.warning("Stopping: %s", self.stopped.message)
 

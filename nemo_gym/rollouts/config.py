@@ -171,7 +171,7 @@ class RolloutCollectionConfig(RowOptions):
 class E2ERolloutCollectionConfig(RowOptions):
     """Arguments of `ng_e2e_collect_rollouts`."""
 
-    split: Literal["train", "validation", "benchmark"]
+    split: Literal["train", "validation", "benchmark", "example"]
     """Which data sets of the configured agents to roll out."""
     reuse_existing_data_preparation: bool = False
     """Use the prepared data of an earlier run if there is any; a resumed run always does."""

@@ -28,11 +28,34 @@ class _Processes:
         self.is_closed = False
 
     def close(self) -> None:
+        """Close those that are free; kill the others, which their users then close."""
         with self.lock:
             self.is_closed = True
-            doomed, self.all, self.free = self.all, set(), []
-        for process in doomed:
-            process.close()
+            free, self.free = self.free, []
+            busy = self.all.difference(free)
+        for process in busy:
+            process.kill()
+        for process in free:
+            self.discard(process)
+
+    def add(self, process: IsolatedProcess) -> None:
+        with self.lock:
+            if self.is_closed:
+                raise SandboxError("the server is shutting down")
+            self.all.add(process)
+
+    def give_back(self, process: IsolatedProcess) -> None:
+        with self.lock:
+            is_usable = process.is_clean and not self.is_closed
+            if is_usable:
+                self.free.append(process)
+        if not is_usable:
+            self.discard(process)
+
+    def discard(self, process: IsolatedProcess) -> None:
+        with self.lock:
+            self.all.discard(process)
+        process.close()
 
 
 class IsolatedPool:
@@ -80,34 +103,22 @@ class IsolatedPool:
         try:
             result = job(process)
         except BaseException:
-            self._discard(process)
+            self._processes.discard(process)
             raise
-        if process.is_clean:
-            with self._processes.lock:
-                if not self._processes.is_closed:
-                    self._processes.free.append(process)
-        else:
-            self._discard(process)
+        self._processes.give_back(process)
         return result
-
-    def _discard(self, process: IsolatedProcess) -> None:
-        with self._processes.lock:
-            self._processes.all.discard(process)
-        process.close()
 
     def _take(self) -> IsolatedProcess:
         with self._processes.lock:
             if self._processes.free:
                 return self._processes.free.pop()
-        process = IsolatedProcess(self._work, self._layers)
+        process = IsolatedProcess()
         try:
+            self._processes.add(process)
+            process.isolate(self._work, self._layers)
             self._check(process)
-            with self._processes.lock:
-                if self._processes.is_closed:
-                    raise SandboxError("the server is shutting down")
-                self._processes.all.add(process)
         except BaseException:
-            process.close()
+            self._processes.discard(process)
             raise
         return process
 

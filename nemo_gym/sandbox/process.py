@@ -58,9 +58,9 @@ class Work:
 
 
 class IsolatedProcess:
-    """A process that does work after work, each in a child of its own."""
+    """A process that does work after work, each in a child of its own. It belongs to one thread at a time."""
 
-    def __init__(self, work: Work, layers: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.layers: list[str] = []
         """The layers of isolation that hold."""
         self.holds = False
@@ -81,17 +81,28 @@ class IsolatedProcess:
             start_new_session=True,
             bufsize=0,
         )
-        try:
-            self._introduce(work, layers)
-        except BaseException:
-            self.close()
-            raise
 
-    def call(self, payload: Any, limits: Limits, stdin: str = "") -> Outcome:
-        """Have one piece of work done. Not for several threads at once.
+    def isolate(self, work: Work, layers: Sequence[str]) -> None:
+        """Tell it what it is for, and have it put on the layers of isolation that the system offers.
 
         Raises:
-            SandboxError: the process failed; it is closed then.
+            SandboxError: the process failed.
+        """
+        settings = {
+            "work": work.module,
+            "roots": [str(root) for root in work.roots],
+            "layers": list(layers),
+            "folder": str(self._folder),
+            "folder_bytes": _FOLDER_BYTES,
+        }
+        hello = self._ask(settings, _START_TIMEOUT_S)
+        self.layers, self.holds, self.problems = hello["layers"], hello["holds"], hello["problems"]
+
+    def call(self, payload: Any, limits: Limits, stdin: str = "") -> Outcome:
+        """Have one piece of work done.
+
+        Raises:
+            SandboxError: the process failed.
         """
         request = {"payload": payload, "stdin": stdin, "limits": asdict(limits)}
         answer = self._ask(request, limits.wall_s + _GRACE_S)
@@ -99,30 +110,21 @@ class IsolatedProcess:
         result = answer.pop("result")
         return Outcome(**answer, value=None if result is None else json.loads(result))
 
-    def close(self) -> None:
-        """Kill it with everything it started, and remove its folder; a second call does nothing."""
+    def kill(self) -> None:
+        """Kill it with everything it started; whoever waits for its answer gets a `SandboxError`. For any thread."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it and remove its folder; a second call does nothing."""
+        self.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
                 stream.close()
         if self._folder.exists():  # not shutil.rmtree: what was run may have nested folders too deep for it
             subprocess.run(["rm", "-rf", "--", self._folder], check=False, capture_output=True)
-
-    def _introduce(self, work: Work, layers: Sequence[str]) -> None:
-        hello = self._ask(
-            {
-                "work": work.module,
-                "roots": [str(root) for root in work.roots],
-                "layers": list(layers),
-                "folder": str(self._folder),
-                "folder_bytes": _FOLDER_BYTES,
-            },
-            _START_TIMEOUT_S,
-        )
-        self.layers, self.holds, self.problems = hello["layers"], hello["holds"], hello["problems"]
 
     def _ask(self, request: Any, timeout_s: float) -> Any:
         assert self._process.stdin is not None
@@ -134,11 +136,10 @@ class IsolatedProcess:
             message = f"an isolated process did not answer within {timeout_s:g} s; is the machine overloaded?"
         except (wire.ConnectionLostError, OSError, ValueError) as error:
             message = f"an isolated process ended unexpectedly{_reason(error)}{self._last_words()}"
-        self.close()
         raise SandboxError(message)
 
     def _last_words(self) -> str:
-        self._process.kill()
+        self.kill()
         code = self._process.wait()
         self._log.seek(0)
         text = self._log.read()[-2000:].decode(errors="replace").strip()

@@ -16,6 +16,7 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (RESOURCES_TYPE, "example_single_tool_call"),
         (RESOURCES_TYPE, "math_with_judge"),
         (RESOURCES_TYPE, "mcqa"),
+        (RESOURCES_TYPE, "reasoning_gym"),
         (RESOURCES_TYPE, "string_match"),
     }
 )

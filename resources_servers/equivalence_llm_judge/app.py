@@ -199,7 +199,12 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
 def _read_template(given: str) -> str:
     beside = Path(__file__).parent / Path(given).expanduser()
     path = beside if beside.is_file() else resolve_for_reading(given)
-    template = path.read_text(encoding="utf-8").strip()
+    try:
+        template = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the judge's prompt {path} cannot be read ({error}); correct judge_prompt_template_fpath"
+        ) from error
     try:
         template.format(question="", expected_answer="", generated_answer="")
     except (LookupError, AttributeError, ValueError) as error:

@@ -47,10 +47,10 @@ class LibraryVerdict(NamedTuple):
 class LibraryPool:
     """Compares answers in at most `max_workers` processes, each answer within `timeout_s`."""
 
-    def __init__(self, max_workers: int, timeout_s: float) -> None:
+    def __init__(self, max_workers: int, timeout_s: float, program: Path = WORKER) -> None:
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="math-verify")
-        self._workers = _Workers()
+        self._workers = _Workers(program)
         weakref.finalize(self, _Workers.close, self._workers)  # also when the interpreter ends
 
     async def grade(self, expected: str, generated: str) -> LibraryVerdict:
@@ -93,8 +93,9 @@ class LibraryPool:
 class _Workers:
     """The processes that exist, and those that have nothing to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Path) -> None:
         self.is_open = True
+        self._program = program
         self._lock = threading.Lock()
         self._all: set[_Worker] = set()
         self._idle: list[_Worker] = []
@@ -111,7 +112,7 @@ class _Workers:
                 raise LibraryVerifierError("the server is stopping")
             if self._idle:
                 return self._idle.pop()
-            worker = _Worker()
+            worker = _Worker(self._program)
             self._all.add(worker)
         try:
             worker.wait_until_ready()
@@ -145,8 +146,8 @@ class _Workers:
 class _Worker:
     """One process, used by one thread at a time."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", str(WORKER)]
+    def __init__(self, program: Path) -> None:
+        command = [sys.executable, "-P", str(program)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -166,7 +167,7 @@ class _Worker:
                 f"`{sys.executable} -m pip install math-verify` installs it"
             ) from error
         if line != READY.encode():
-            raise LibraryVerifierError(f"{WORKER.name} began with {line[:100]!r}")
+            raise LibraryVerifierError(f"{WORKER.name} should begin with {READY!r}, it began with {line[:100]!r}")
 
     def ask(self, request: bytes, timeout_s: float) -> bytes:
         self._requests.write(request)

@@ -43,19 +43,16 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
         near = similar_names(task, DATASETS)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return {"problem": f"reasoning-gym {reasoning_gym.__version__} cannot score the task {task!r}{hint}"}
-    error = None
-    try:
-        return {"score": _score(scorer, task, entry, given), "error": None}
-    except Exception as raised:  # noqa: BLE001 - the library does not say what it raises
-        error = f"{type(raised).__name__}: {raised}"
-    try:
-        _score(scorer, task, entry, entry["answer"] or "")
-    except Exception as raised:  # noqa: BLE001
-        return {
-            "problem": f"the scorer of {task!r} cannot even score the row's own answer ({type(raised).__name__}: "
-            f"{raised}); question, answer and metadata must be what reasoning-gym generated"
-        }
-    return {"score": 0.0, "error": error}
+    score, error = _score(scorer, task, entry, given)
+    if score <= 0 and entry["answer"] is not None:
+        reference_score, reference_error = _score(scorer, task, entry, entry["answer"])
+        if reference_score <= 0:
+            return {
+                "problem": f"the scorer of {task!r} rejects the row's own answer too"
+                f"{f' ({reference_error})' if reference_error else ''}; question, answer and metadata must be what "
+                f"reasoning-gym {reasoning_gym.__version__} generates"
+            }
+    return {"score": score, "error": error}
 
 
 @functools.cache
@@ -72,8 +69,12 @@ def scorer_of(task: str) -> Scorer | None:
     return scorer
 
 
-def _score(scorer: Scorer, task: str, entry: Entry, given: str) -> float:
-    return float(scorer(answer=given, entry=_as_generated(entry) if task in _COMPARING_TUPLES else entry))
+def _score(scorer: Scorer, task: str, entry: Entry, given: str) -> tuple[float, str | None]:
+    """The score, and the error for which it is 0."""
+    try:
+        return float(scorer(answer=given, entry=_as_generated(entry) if task in _COMPARING_TUPLES else entry)), None
+    except Exception as error:  # noqa: BLE001 - the library does not say what it raises
+        return 0.0, f"{type(error).__name__}: {error}"
 
 
 def _as_generated(value: Any) -> Any:

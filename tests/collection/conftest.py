@@ -84,4 +84,3 @@ def collect(fake_run: FakeRun, quick_retries: None, capsys: pytest.CaptureFixtur
         return Done(exit_code, printed.out, printed.err)
 
     return run
-

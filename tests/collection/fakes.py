@@ -40,6 +40,7 @@ class FakeRun:
         """How often each path was asked for."""
         self.metric_requests: list[Row] = []
         self.metrics_status = 200
+        self.metrics_delay_s = 0.0
         self.in_flight = self.most_in_flight = 0
 
     def keys(self) -> list[tuple[int, int]]:
@@ -92,6 +93,7 @@ class FakeRun:
     async def _metrics(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.metric_requests.append(body)
+        await asyncio.sleep(self.metrics_delay_s)
         if self.metrics_status != 200:
             return web.json_response({"detail": "the verifier is out of order"}, status=self.metrics_status)
         return web.json_response(compute_aggregate_metrics(body["verify_responses"]).model_dump())

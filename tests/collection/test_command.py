@@ -1,5 +1,6 @@
 """`ng_collect_rollouts` as a user sees it: what it prints, how it exits, what it leaves alone."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -270,12 +271,12 @@ def test_every_agent_gets_its_entry_in_the_order_of_their_names(fake_run: FakeRu
 
 def test_metrics_are_asked_for_in_task_order_and_without_the_bulk(fake_run: FakeRun, collect: Collect) -> None:
     async def last_first(row: Row, attempt: int) -> Any:
-        while len(fake_run.rows) < 4 or row["n"] < 3 - sum(ended):
-            await _a_moment()
-        ended.append(1)
+        if row["n"] < 3:
+            await ended[row["n"] + 1].wait()
+        ended[row["n"]].set()
         return {**row, "reward": 1.0, "note": "half a \ud83d", "response": {"output": ["long"], "usage": {"n": 1}}}
 
-    ended: list[int] = []
+    ended = [asyncio.Event() for _ in range(4)]
     fake_run.answer = last_first
     write_rows(Path("in.jsonl"), rows_of(4))
 
@@ -311,9 +312,3 @@ def test_rollouts_that_belong_to_no_row_stay_in_the_file_and_out_of_the_metrics(
     assert "holds 1 rollouts that belong to no row" in done.stderr
     assert keys_in(Path("out.jsonl")) == [(0, 0), (1, 0), (2, 0), (9, 0)]
     assert len(fake_run.metric_requests[-1]["verify_responses"]) == 3
-
-
-async def _a_moment() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.002)

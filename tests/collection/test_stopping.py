@@ -165,15 +165,15 @@ def test_a_rollout_that_takes_too_long_is_a_timeout_and_the_others_are_kept(
     ("option", "most"),
     [("+num_samples_in_parallel=2", 2), ("+num_samples_in_parallel=0", 12), ("+num_samples_in_parallel=null", 12)],
 )
-def test_the_cap_is_never_exceeded_and_0_lifts_it(
-    option: str, most: int, fake_run: FakeRun, collect: Collect
-) -> None:
+def test_the_cap_is_never_exceeded_and_0_lifts_it(option: str, most: int, fake_run: FakeRun, collect: Collect) -> None:
     async def together(row: Row, attempt: int) -> Any:
-        while fake_run.most_in_flight < most:
-            await asyncio.sleep(0.002)
+        if fake_run.most_in_flight == most:
+            full.set()
+        await full.wait()
         await asyncio.sleep(0.01)
         return await right_away(row, attempt)
 
+    full = asyncio.Event()
     fake_run.answer = together
     write_rows(Path("in.jsonl"), rows_of(12))
 

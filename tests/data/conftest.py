@@ -1,15 +1,23 @@
 """Every test here starts in an empty folder, in a process without a configuration."""
 
+import hashlib
 import json
-from collections.abc import Callable
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import nemo_gym.global_config
-from nemo_gym.keys import NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME, NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME
-from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+from nemo_gym.keys import (
+    NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME,
+    NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME,
+    NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME,
+)
 
 WriteRows = Callable[..., Path]
 
@@ -51,3 +59,115 @@ def agent_config() -> Callable[..., dict[str, Any]]:
         return {**agents, "policy_model": {"responses_api_models": {"dummy_model": {"entrypoint": "app.py"}}}}
 
     return make
+
+
+class HubStandIn:
+    """A hub on this machine: data sets as files in memory, answers in the documented shapes."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        """Content by data set and path."""
+        self.private: set[str] = set()
+        """Data sets that want the token."""
+        self.created: list[dict[str, Any]] = []
+        self.commits: list[dict[str, Any]] = []
+        self.collected: list[tuple[str, dict[str, Any]]] = []
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def publish(self, repo_id: str, **files: bytes | str) -> None:
+        """Put files into a data set; `__` in a name stands for `/`, `_dot_` for `.`."""
+        for name, content in files.items():
+            path = name.replace("__", "/").replace("_dot_", ".")
+            self.files.setdefault(repo_id, {})[path] = content if isinstance(content, bytes) else content.encode()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def _answer(self, status: int, body: bytes | Any, **headers: str) -> None:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            def do_GET(self) -> None:
+                path = unquote(urlsplit(self.path).path)
+                listing = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/main", path)
+                file = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+                repo_id = (listing or file or [None, ""])[1]
+                if repo_id not in hub.files:
+                    self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+                elif repo_id in hub.private and self.headers.get("authorization") != "Bearer good_token":
+                    self._answer(401, {"error": "Access denied"}, X_Error_Code="GatedRepo")
+                elif listing:
+                    entries = hub.files[repo_id].items()
+                    self._answer(
+                        200, [{"type": "file", "path": at, "size": len(text), "oid": "0"} for at, text in entries]
+                    )
+                elif file is not None and file[2] in hub.files[repo_id]:
+                    content = hub.files[repo_id][file[2]]
+                    etag = hashlib.sha1(content).hexdigest()
+                    self._answer(200, content, ETag=f'"{etag}"', X_Repo_Commit="c" * 40)
+                else:
+                    self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
+
+            do_HEAD = do_GET
+
+            def do_POST(self) -> None:
+                path = unquote(urlsplit(self.path).path)
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if path == "/api/repos/create":
+                    hub.created.append(json.loads(body))
+                    made = hub.created[-1]
+                    self._answer(200, {"url": f"{hub.url}/datasets/{made['organization']}/{made['name']}"})
+                elif "/preupload/" in path:
+                    files = json.loads(body)["files"]
+                    modes = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]
+                    self._answer(200, {"files": modes})
+                elif "/commit/" in path:
+                    lines = [json.loads(line) for line in body.splitlines()]
+                    hub.commits.append({"path": path, "query": urlsplit(self.path).query, "lines": lines})
+                    self._answer(
+                        200,
+                        {
+                            "commitUrl": f"{hub.url}/datasets/commit/1",
+                            "commitOid": "1",
+                            "pullRequestUrl": f"{hub.url}/datasets/o/n/discussions/1",
+                        },
+                    )
+                elif path.startswith("/api/collections/"):
+                    hub.collected.append((path, json.loads(body)))
+                    self._answer(200, {})
+                else:
+                    self._answer(404, {"error": path})
+
+        return Handler
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
+    """A hub for this process and for those it starts."""
+    standing_in = HubStandIn()
+    monkeypatch.setenv("HF_ENDPOINT", standing_in.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub_home"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    yield standing_in
+    standing_in.close()

@@ -21,7 +21,7 @@ def sound(url: str) -> dict[str, Any]:
 
 
 def test_a_data_url_goes_before_the_text_of_the_last_user_message() -> None:
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "user", "content": "First."},
         {"role": "assistant", "content": "Yes?"},
         {"role": "user", "content": [{"type": "text", "text": "Listen."}]},

@@ -1,0 +1,213 @@
+"""A judge that fails says nothing about the rollout: no score, whatever the environment."""
+
+import asyncio
+import json
+import math
+import pickle
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from fastapi import Request
+from fastapi.testclient import TestClient
+
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig,
+    BaseVerifyRequest,
+    BaseVerifyResponse,
+    SimpleResourcesServer,
+)
+from nemo_gym.judge import (
+    JudgeError,
+    ask_for_label,
+    call_judge,
+    earliest_label,
+    judge_failsafe,
+    last_message_text,
+    last_user_text,
+    reraise_judge_errors,
+)
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.rollouts.record import FAILURE_MESSAGE_KEY, NG_FAILURE_CLASS_KEY, FailureClass, Outcome, outcome_of
+from nemo_gym.server_utils import ServerClient
+
+PARAMS = NeMoGymResponseCreateParamsNonStreaming(input="Equal?")
+ENVELOPE = {"id": "r", "created_at": 1, "model": "m", "object": "response"}
+ROW = {"responses_create_params": {"input": "hi"}, "own_field": 3, "response": {**ENVELOPE, "output": []}}
+
+
+def message(*texts: str) -> dict[str, Any]:
+    return {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": text} for text in texts],
+    }
+
+
+def judge_answering(body: Any, *, ok: bool = True) -> Any:
+    """A client whose calls get this answer."""
+    answer = MagicMock(ok=ok, status=200 if ok else 500, headers={}, url="http://judge", method="POST")
+    answer.read = AsyncMock(return_value=body if isinstance(body, bytes) else json.dumps(body).encode())
+    client = MagicMock(spec=ServerClient)
+    client.post = AsyncMock(return_value=answer)
+    return client
+
+
+def call(client: Any) -> NeMoGymResponse:
+    return asyncio.run(
+        call_judge(client, server_name="judge", url_path="/v1/responses", json=PARAMS, response_model=NeMoGymResponse)
+    )
+
+
+def test_a_judge_is_asked_by_name_and_its_answer_validated() -> None:
+    client = judge_answering({**ENVELOPE, "output": [message("yes")]})
+
+    assert call(client).output_text == "yes"
+    client.post.assert_awaited_once_with(server_name="judge", url_path="/v1/responses", json=PARAMS)
+
+
+@pytest.mark.parametrize(
+    "client",
+    [judge_answering({"detail": "no"}, ok=False), judge_answering(b"<html>"), judge_answering({"id": "r"})],
+    ids=["error status", "no JSON", "no response"],
+)
+def test_whatever_goes_wrong_with_the_call_is_a_judge_error(client: Any) -> None:
+    with pytest.raises(JudgeError, match="'judge' gave no valid answer at /v1/responses"):
+        call(client)
+
+
+def test_a_judge_that_cannot_be_reached_is_a_judge_error_with_its_cause() -> None:
+    client = MagicMock(spec=ServerClient)
+    client.post = AsyncMock(side_effect=ConnectionRefusedError("nobody there"))
+
+    with pytest.raises(JudgeError, match="nobody there") as caught:
+        call(client)
+
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+
+def test_a_cancelled_call_stays_cancelled() -> None:
+    client = MagicMock(spec=ServerClient)
+    client.post = AsyncMock(side_effect=asyncio.CancelledError)
+
+    with pytest.raises(asyncio.CancelledError):
+        call(client)
+
+
+def test_calls_made_in_another_way_can_be_marked_as_the_judges() -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def answer() -> int:
+        return 7
+
+    assert asyncio.run(reraise_judge_errors(answer())) == 7
+    with pytest.raises(JudgeError, match="KeyError: 'x'"):
+        asyncio.run(reraise_judge_errors(fail(KeyError("x"))))
+    with pytest.raises(JudgeError, match=r"^mine$"):
+        asyncio.run(reraise_judge_errors(fail(JudgeError("mine"))))
+
+
+def ask(output: list[dict[str, Any]], **fields: Any) -> str | None:
+    client = judge_answering({**ENVELOPE, "output": output, **fields})
+    return asyncio.run(ask_for_label(client, "judge", PARAMS, ["[[YES]]", "[[NO]]"])).verdict_label
+
+
+def test_a_label_is_looked_for_in_the_last_message() -> None:
+    thought = {"type": "reasoning", "id": "t", "summary": [{"type": "summary_text", "text": "[[NO]]"}]}
+
+    assert ask([message("[[NO]]"), thought, message("so:", "[[YES]] [[NO]]")]) == "[[YES]]"
+    assert ask([message("who knows")]) is None
+    assert ask([]) is None
+
+
+def test_a_judge_that_broke_off_before_its_label_has_not_judged() -> None:
+    cut = {"incomplete_details": {"reason": "max_output_tokens"}}
+
+    assert ask([message("[[NO]] because")], **cut) == "[[NO]]"
+    with pytest.raises(JudgeError, match="max_output_tokens"):
+        ask([message("Let me see")], **cut)
+
+
+def test_a_judge_whose_provider_failed_has_not_judged() -> None:
+    with pytest.raises(JudgeError, match="server_error: overloaded"):
+        ask([], error={"code": "server_error", "message": "overloaded"})
+
+
+def test_the_earliest_label_is_found() -> None:
+    assert earliest_label("[[B]] [[A]]", ["[[A]]", "[[B]]"]) == "[[B]]"
+    assert earliest_label("neither", ["[[A]]", "[[B]]"]) is None
+
+
+def test_texts_of_either_side_are_found_in_any_form() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    dialogue = [{"role": "user", "content": parts}, {"role": "assistant", "content": "c"}]
+    params = NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": dialogue})
+    plain = NeMoGymResponse.model_validate({**ENVELOPE, "output": [{**message(), "content": "said"}]})
+
+    assert (last_user_text(PARAMS), last_user_text(params)) == ("Equal?", "a\nb")
+    assert last_user_text(NeMoGymResponseCreateParamsNonStreaming(input=[])) == ""
+    assert last_message_text(plain) == "said"
+
+
+def test_a_judge_error_can_be_pickled() -> None:
+    error = pickle.loads(pickle.dumps(JudgeError("no verdict")))
+
+    assert (type(error), str(error)) == (JudgeError, "no verdict")
+
+
+class Judged(SimpleResourcesServer):
+    """An environment whose judge is down."""
+
+    async def verify(self, request: Request, body: "BaseVerifyRequest") -> BaseVerifyResponse:  # type: ignore[override]
+        if body.response.output:
+            return BaseVerifyResponse(**dict(body), reward=1.0)
+        raise JudgeError("the judge is down")
+
+
+def post(row: dict[str, Any]) -> Any:
+    config = BaseResourcesServerConfig(name="judged", host="127.0.0.1", port=1, entrypoint="app.py")
+    server = Judged(config=config, server_client=MagicMock(spec=ServerClient))
+    return TestClient(server.complete_app()).post("/verify", json=row)
+
+
+def test_every_resources_server_answers_a_judge_error_without_a_score() -> None:
+    answer = post(ROW)
+
+    verdict = answer.json()
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert (verdict[NG_FAILURE_CLASS_KEY], verdict["_ng_failure_judge_error"]) == ("judge_failed", "the judge is down")
+    assert verdict[FAILURE_MESSAGE_KEY] == "the judge is down"
+    assert (verdict["own_field"], verdict["response"]["id"]) == (3, "r")
+    assert "set-cookie" in answer.headers
+
+
+def test_the_collector_takes_it_for_a_failure() -> None:
+    verdict = post(ROW).json()
+
+    assert outcome_of(verdict) is Outcome.FAILURE
+    assert FailureClass(verdict[NG_FAILURE_CLASS_KEY]) is FailureClass.JUDGE_FAILED
+
+
+def test_its_reward_passes_every_agent_and_is_a_number_nowhere() -> None:
+    verdict = BaseVerifyResponse.model_validate_json(post(ROW).content)
+
+    assert math.isnan(verdict.reward)
+    passed_on = json.loads(verdict.model_dump_json())
+    assert (passed_on["reward"], passed_on[NG_FAILURE_CLASS_KEY]) == (None, "judge_failed")
+
+
+def test_a_verdict_is_left_as_it_is() -> None:
+    assert post({**ROW, "response": {**ENVELOPE, "output": [message("hi")]}}).json()["reward"] == 1.0
+
+
+def test_other_errors_stay_errors() -> None:
+    async def broken(body: BaseVerifyRequest) -> None:
+        raise ValueError("a bug")
+
+    def plain() -> None:
+        """Not a coroutine: cannot have awaited a judge."""
+
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(judge_failsafe(broken)(BaseVerifyRequest.model_validate(ROW)))
+    assert judge_failsafe(plain) is plain
