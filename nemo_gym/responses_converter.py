@@ -20,6 +20,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseOutputItem,
 )
 from nemo_gym.responses_chat.from_chat import items_of_assistant, items_of_messages, response_of
+from nemo_gym.responses_chat.given import given_fields
 from nemo_gym.responses_chat.to_chat import to_chat_request
 
 __all__ = ["ResponsesConverter", "SplitItems", "split_responses_input_output_items"]
@@ -50,9 +51,9 @@ class ResponsesConverter:
             NotImplementedError: it holds something the Chat Completions API has no form for.
             ValueError: it contradicts itself.
         """
-        given = responses_create_params.model_dump(exclude_unset=True)
+        given = given_fields(responses_create_params)
         request = to_chat_request(given, with_token_ids=self.return_token_id_information)
-        return NeMoGymChatCompletionCreateParamsNonStreaming.model_validate(request)
+        return NeMoGymChatCompletionCreateParamsNonStreaming.model_construct(**request)
 
     def chat_completion_to_response(
         self,

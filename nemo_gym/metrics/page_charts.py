@@ -180,7 +180,7 @@ def _number(value: float) -> str:
             return f"{value / size:.4g}{letter}"
     if float(value).is_integer() and abs(value) < _LARGEST_WHOLE:
         return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < _LARGEST_WHOLE else f"{value:.3g}"
 
 
 def _whole_ticks(top: float) -> list[float]:

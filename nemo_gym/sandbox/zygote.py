@@ -21,6 +21,8 @@ from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.child import Limits, Streams, Work, work_and_exit
 from nemo_gym.sandbox.confine import SECCOMP, confine
 
+Ending = dict[str, Any]
+
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
 _EXIT_POLL_S = 0.002
@@ -102,7 +104,7 @@ class Zygote:
         for descriptor in writing.values():
             os.close(descriptor)
         reading = {pipe[0]: outputs[name] for name, pipe in pipes.items()}
-        end = _watch(pid, reading, outputs, started + limits.wall_s)
+        end = _watch(pid, reading, outputs, started, limits)
         return {
             **end,
             "seconds": time.monotonic() - started,
@@ -112,18 +114,22 @@ class Zygote:
         }
 
 
-def _watch(pid: int, reading: dict[int, _Output], outputs: dict[str, _Output], deadline: float) -> dict[str, Any]:
+def _watch(
+    pid: int, reading: dict[int, _Output], outputs: dict[str, _Output], started: float, limits: Limits
+) -> Ending:
     """Collect what a child says until it ends, says too much or runs out of time."""
+    deadline = started + limits.wall_s
     why = _collect(reading, outputs, deadline)
-    status = None if why else _exit_status(pid, deadline)
-    if status is None:
+    ended = None if why else _wait(pid, deadline)
+    if ended is None:
         _kill(pid)
         return {"end": why or "timeout", "detail": ""}
+    status, cpu_s = ended
     code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        name = signal.Signals(-code).name
-        return {"end": "cpu_limit" if name == "SIGXCPU" else "killed", "detail": name}
-    return {"end": "done" if code == 0 else "error", "detail": f"exit code {code}" if code else ""}
+    if code >= 0:
+        return {"end": "error" if code else "done", "detail": f"exit code {code}" if code else ""}
+    name = signal.Signals(-code).name
+    return {"end": "cpu_limit" if name == "SIGXCPU" or cpu_s > limits.cpu_s else "killed", "detail": name}
 
 
 def _kill(pid: int) -> None:
@@ -156,12 +162,12 @@ def _collect(reading: dict[int, _Output], outputs: dict[str, _Output], deadline:
     return None
 
 
-def _exit_status(pid: int, deadline: float) -> int | None:
-    """How the child ended; None when it does not in time."""
+def _wait(pid: int, deadline: float) -> tuple[int, float] | None:
+    """How the child ended, and the processor time it took; None when it does not end in time."""
     while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
-            return status
+            return status, usage.ru_utime + usage.ru_stime
         if time.monotonic() > deadline:
             return None
         time.sleep(_EXIT_POLL_S)

@@ -29,6 +29,9 @@ _EVALUATING_MODULES = (
 for _module in _EVALUATING_MODULES:
     vars(importlib.import_module(f"reasoning_gym.{_module}"))["eval"] = ast.literal_eval
 
+_SUSPICIOUS = 0.5
+"""Below this the row's own answer is scored too, to see that it does better. (Some scorers reward any text a bit.)"""
+
 
 def prepare(payload: dict[str, Any]) -> None:
     """Make the task's scorer, for all children to come."""
@@ -44,9 +47,9 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return {"problem": f"reasoning-gym {reasoning_gym.__version__} cannot score the task {task!r}{hint}"}
     score, error = _score(scorer, task, entry, given)
-    if score <= 0 and entry["answer"] is not None:
+    if score < _SUSPICIOUS and entry["answer"] is not None:
         reference_score, reference_error = _score(scorer, task, entry, entry["answer"])
-        if reference_score <= 0:
+        if reference_score <= score:
             return {
                 "problem": f"the scorer of {task!r} rejects the row's own answer too"
                 f"{f' ({reference_error})' if reference_error else ''}; question, answer and metadata must be what "

@@ -24,6 +24,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_chat.answers import empty_completion, is_too_long, with_reasoning_in_text
+from nemo_gym.responses_chat.given import given_fields
 from nemo_gym.responses_chat.metadata import CHAT_TEMPLATE_KWARGS, EXTRA_BODY, object_in_metadata
 from nemo_gym.responses_chat.think_tags import tags_as_fields
 from nemo_gym.responses_converter import ResponsesConverter
@@ -92,7 +93,7 @@ class ChatEndpointModel(SimpleResponsesAPIModel):
         return validated_answer(NeMoGymChatCompletion, answer, settings)
 
     def _outgoing(self, body: NeMoGymChatCompletionCreateParamsNonStreaming) -> dict[str, Any]:
-        given = body.model_dump(exclude_unset=True)
+        given = given_fields(body)
         extra = {**self.config.extra_body, **object_in_metadata(body.metadata, EXTRA_BODY)}
         template_kwargs = object_in_metadata(body.metadata, CHAT_TEMPLATE_KWARGS)
         if template_kwargs:

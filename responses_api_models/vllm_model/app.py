@@ -27,6 +27,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_chat.answers import empty_completion, is_too_long, with_reasoning_in_text
+from nemo_gym.responses_chat.given import given_fields
 from nemo_gym.responses_converter import ResponsesConverter, split_responses_input_output_items
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from responses_api_models.vllm_model.affinity import SessionAffinity
@@ -106,7 +107,7 @@ class VLLMModel(SimpleResponsesAPIModel):
         self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
         """Answer a Chat Completions request; reasoning stands in think blocks before the text."""
-        outgoing = self._preprocess_chat_completion_create_params(request, body.model_dump(exclude_unset=True))
+        outgoing = self._preprocess_chat_completion_create_params(request, given_fields(body))
         if not self.config.sequential_reasoning_allowed and ends_in_bare_reasoning(outgoing["messages"]):
             return self._nothing_said("content_filter")
         with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
@@ -134,7 +135,7 @@ class VLLMModel(SimpleResponsesAPIModel):
         outgoing = {
             **extra_fields(body.metadata, self.config),
             **template_settings(body.metadata, self.config),
-            **body.model_dump(exclude_unset=True),
+            **given_fields(body),
             "model": self.config.model,
             **(self.config.sampling_overrides or {}),
         }

@@ -36,6 +36,7 @@ class FakeRun:
         """What else the head server hands out."""
         self.rows: list[Row] = []
         """Every row that arrived, in that order."""
+        self.keep_rows = True
         self.asked: Counter[str] = Counter()
         """How often each path was asked for."""
         self.metric_requests: list[Row] = []
@@ -80,11 +81,12 @@ class FakeRun:
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         row = await request.json()
-        self.rows.append(row)
+        key = (row["_ng_task_index"], row["_ng_rollout_index"])
+        if self.keep_rows:
+            self.rows.append(row)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            key = (row["_ng_task_index"], row["_ng_rollout_index"])
             answer = await self.answer(row, self.keys().count(key))
         finally:
             self.in_flight -= 1

@@ -6,10 +6,6 @@ import pytest
 
 import nemo_gym
 
-# To be added as soon as the module exists: nemo_gym.rollout_collection (RolloutCollectionHelper,
-# RolloutAggregationHelper, raise_for_status, is_global_aiohttp_client_request_debug_enabled), nemo_gym.reward_profile,
-# nemo_gym.prompt (_resolve_path), nemo_gym.server_status (StatusCommand), nemo_gym.train_data_utils,
-# nemo_gym.benchmarks, responses_api_models.vllm_model.app (VLLMModel).
 CONTRACT = {
     "nemo_gym": """
         AggregateMetrics AggregateMetricsRequest BaseMultiRewardVerifyResponse BaseResourcesServerConfig
@@ -77,6 +73,24 @@ CONTRACT = {
     """,
     "nemo_gym.base_responses_api_agent": "BaseResponsesAPIAgentConfig Body SimpleResponsesAPIAgent",
     "nemo_gym.base_responses_api_model": "BaseResponsesAPIModelConfig Body SimpleResponsesAPIModel",
+    "nemo_gym.rollout_collection": """
+        E2ERolloutCollectionConfig NG_FAILURE_CLASS_KEY NG_NO_PERSIST_KEY NG_TERMINAL_KEY RolloutAggregationConfig
+        RolloutAggregationHelper RolloutCollectionConfig RolloutCollectionHelper SharedRolloutCollectionConfig
+        _DEFAULT_MAX_ROLLOUT_ATTEMPTS _expand_input_glob _failures_path_for _get_max_rollout_attempts
+        _rollout_request_debug_summary aggregate_rollouts collect_rollouts
+        is_global_aiohttp_client_request_debug_enabled raise_for_status
+    """,
+    "nemo_gym.reward_profile": """
+        AggregateMetrics AggregateMetricsMixin AggregateMetricsRequest RewardProfiler add_avg_sample_std_dev
+        compute_aggregate_metrics compute_pass_majority_metrics compute_subset_metrics highest_k_metrics
+    """,
+    "nemo_gym.prompt": """
+        PromptConfig MaterializePromptsConfig _resolve_path apply_prompt_to_row fill_prompt load_prompt_config
+        materialize_prompts validate_prompt_compatibility
+    """,
+    "nemo_gym.server_status": "StatusCommand",
+    "nemo_gym.responses_converter": "ResponsesConverter split_responses_input_output_items",
+    "responses_api_models.vllm_model.app": "VLLMConverter VLLMModel VLLMModelConfig",
 }
 
 

@@ -61,10 +61,11 @@ def agent_config() -> Callable[..., dict[str, Any]]:
     return make
 
 
-class HubStandIn:
+class HubStandIn(ThreadingHTTPServer):
     """A hub on this machine: data sets as files in memory, answers in the documented shapes."""
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _HubHandler)
         self.files: dict[str, dict[str, bytes]] = {}
         """Content by data set and path."""
         self.private: set[str] = set()
@@ -72,93 +73,93 @@ class HubStandIn:
         self.created: list[dict[str, Any]] = []
         self.commits: list[dict[str, Any]] = []
         self.collected: list[tuple[str, dict[str, Any]]] = []
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def publish(self, repo_id: str, **files: bytes | str) -> None:
-        """Put files into a data set; `__` in a name stands for `/`, `_dot_` for `.`."""
-        for name, content in files.items():
-            path = name.replace("__", "/").replace("_dot_", ".")
+    def publish(self, repo_id: str, files: dict[str, bytes | str]) -> None:
+        """Put files into a data set."""
+        for path, content in files.items():
             self.files.setdefault(repo_id, {})[path] = content if isinstance(content, bytes) else content.encode()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        hub = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+class _HubHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: HubStandIn
 
-            def log_message(self, *args: Any) -> None:
-                pass
+    def log_message(self, *args: Any) -> None:
+        pass
 
-            def _answer(self, status: int, body: bytes | Any, **headers: str) -> None:
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(content)), **headers}.items():
-                    self.send_header(name.replace("_", "-"), value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(content)
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
-            def do_GET(self) -> None:
-                path = unquote(urlsplit(self.path).path)
-                listing = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/main", path)
-                file = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
-                repo_id = (listing or file or [None, ""])[1]
-                if repo_id not in hub.files:
-                    self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
-                elif repo_id in hub.private and self.headers.get("authorization") != "Bearer good_token":
-                    self._answer(401, {"error": "Access denied"}, X_Error_Code="GatedRepo")
-                elif listing:
-                    entries = hub.files[repo_id].items()
-                    self._answer(
-                        200, [{"type": "file", "path": at, "size": len(text), "oid": "0"} for at, text in entries]
-                    )
-                elif file is not None and file[2] in hub.files[repo_id]:
-                    content = hub.files[repo_id][file[2]]
-                    etag = hashlib.sha1(content).hexdigest()
-                    self._answer(200, content, ETag=f'"{etag}"', X_Repo_Commit="c" * 40)
-                else:
-                    self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        listing = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/main", path)
+        file = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+        found = listing or file
+        repo_id = found[1] if found else ""
+        files = self.server.files.get(repo_id)
+        if files is None:
+            self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+        elif repo_id in self.server.private and self.headers.get("authorization") != "Bearer good_token":
+            self._answer(401, {"error": "Access denied"}, X_Error_Code="GatedRepo")
+        elif listing:
+            entries = [{"type": "file", "path": at, "size": len(text), "oid": "0"} for at, text in files.items()]
+            self._answer(200, entries)
+        elif file is not None and file[2] in files:
+            content = files[file[2]]
+            self._answer(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit="c" * 40)
+        else:
+            self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
 
-            do_HEAD = do_GET
+    def do_POST(self) -> None:
+        url = urlsplit(self.path)
+        path = unquote(url.path)
+        lines = [json.loads(line) for line in self._body().splitlines()]
+        hub = self.server
+        if path == "/api/repos/create":
+            (made,) = lines
+            hub.created.append(made)
+            self._answer(200, {"url": f"{hub.url}/datasets/{made['organization']}/{made['name']}"})
+        elif "/preupload/" in path:
+            paths = [file["path"] for file in lines[0]["files"]]
+            modes = [{"path": each, "uploadMode": "regular", "shouldIgnore": False} for each in paths]
+            self._answer(200, {"files": modes})
+        elif "/commit/" in path:
+            hub.commits.append({"path": path, "query": url.query, "lines": lines})
+            repository = hub.url + path.removeprefix("/api").partition("/commit/")[0]
+            proposed = {"pullRequestUrl": f"{repository}/discussions/1"} if "create_pr" in url.query else {}
+            self._answer(200, {"commitUrl": f"{repository}/commit/1", "commitOid": "1", **proposed})
+        elif path.startswith("/api/collections/"):
+            hub.collected.append((path, lines[0]))
+            self._answer(200, _COLLECTION)
+        else:
+            self._answer(404, {"error": path})
 
-            def do_POST(self) -> None:
-                path = unquote(urlsplit(self.path).path)
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                if path == "/api/repos/create":
-                    hub.created.append(json.loads(body))
-                    made = hub.created[-1]
-                    self._answer(200, {"url": f"{hub.url}/datasets/{made['organization']}/{made['name']}"})
-                elif "/preupload/" in path:
-                    files = json.loads(body)["files"]
-                    modes = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]
-                    self._answer(200, {"files": modes})
-                elif "/commit/" in path:
-                    lines = [json.loads(line) for line in body.splitlines()]
-                    hub.commits.append({"path": path, "query": urlsplit(self.path).query, "lines": lines})
-                    self._answer(
-                        200,
-                        {
-                            "commitUrl": f"{hub.url}/datasets/commit/1",
-                            "commitOid": "1",
-                            "pullRequestUrl": f"{hub.url}/datasets/o/n/discussions/1",
-                        },
-                    )
-                elif path.startswith("/api/collections/"):
-                    hub.collected.append((path, json.loads(body)))
-                    self._answer(200, {})
-                else:
-                    self._answer(404, {"error": path})
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-        return Handler
+    def _answer(self, status: int, body: Any, **headers: str) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+_COLLECTION = {
+    "slug": "s",
+    "title": "t",
+    "owner": {"name": "org"},
+    "items": [],
+    "lastUpdated": "2024-01-01T00:00:00.000Z",
+    "position": 0,
+    "private": False,
+    "theme": "green",
+    "upvotes": 0,
+}
 
 
 @pytest.fixture
@@ -170,4 +171,5 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     yield standing_in
-    standing_in.close()
+    standing_in.shutdown()
+    standing_in.server_close()

@@ -159,9 +159,7 @@ def test_lines_that_are_no_objects_cannot_be_kept(
 def test_benchmark_rows_are_measured_and_written_with_their_prompt(
     write_rows: WriteRows, agent_config: AgentConfig, tmp_path: Path
 ) -> None:
-    path = write_rows(
-        "b.jsonl", '{"question":"1+1","expected_answer":"2"}', '{"question":"2+2","expected_answer":"4"}'
-    )
+    path = write_rows("b.jsonl", '{"question":"1+1","expected_answer":"2"}', '{"question":"2+2","expected_answer":"4"}')
     (tmp_path / "p.yaml").write_text("user: 'Q: {question}'\n")
     dataset = {
         "name": "arith",
@@ -199,8 +197,16 @@ def test_benchmark_rows_are_measured_and_written_with_their_prompt(
 def test_a_prompt_that_does_not_fit_a_row_is_an_offence(write_rows: WriteRows, agent_config: AgentConfig) -> None:
     write_rows("b.jsonl", {"problem": "1+1"}, {"question": "q", "responses_create_params": {"input": "own"}})
     Path("p.yaml").write_text("user: 'Q: {question}'\n")
-    dataset = {"name": "b", "type": "benchmark", "jsonl_fpath": "b.jsonl", "prepare_script": "x", "prompt_config": "p.yaml"}
-    with pytest.raises(OffendingRowsError, match=r"line 1: the prompt names the field 'question'(.|\n)*line 2: it has a"):
+    dataset = {
+        "name": "b",
+        "type": "benchmark",
+        "jsonl_fpath": "b.jsonl",
+        "prepare_script": "x",
+        "prompt_config": "p.yaml",
+    }
+    with pytest.raises(
+        OffendingRowsError, match=r"line 1: the prompt names the field 'question'(.|\n)*line 2: it has a"
+    ):
         prepare(agent_config(a=[dataset]))
 
 
@@ -432,7 +438,7 @@ def test_what_belongs_beside_installed_data_goes_below_the_current_folder(
 def test_a_folder_that_cannot_be_written_to_is_named(write_rows: WriteRows, agent_config: AgentConfig) -> None:
     path = write_rows("t.jsonl", row())
     Path("file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write file/out/train_metrics.json"):
+    with pytest.raises(ConfigError, match=r"cannot write file/out/train_metrics\.json"):
         prepare(agent_config(a=[train(path)]), output_dirpath="file/out")
 
 

@@ -10,6 +10,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
+from nemo_gym.responses_chat.given import given_fields
 from nemo_gym.responses_converter import ResponsesConverter, split_responses_input_output_items
 
 CONVERTER = ResponsesConverter(return_token_id_information=True)
@@ -108,6 +109,13 @@ def test_a_chat_comes_back_from_items_as_it_went(items: list[dict[str, Any]]) ->
     returned = CONVERTER.chat_completions_messages_to_responses_items(chat)
 
     assert chat_of([item.model_dump(exclude_unset=True) for item in returned]) == chat
+
+
+@given(conversations())
+def test_given_fields_are_what_a_dump_holds(items: list[dict[str, Any]]) -> None:
+    params = NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": items, "temperature": 1.0})
+
+    assert given_fields(params) == params.model_dump(exclude_unset=True)
 
 
 tool_calls = st.fixed_dictionaries(

@@ -1,5 +1,6 @@
 """An endpoint that behaves like vLLM, on a real port, and models that talk to it."""
 
+import asyncio
 import json
 import threading
 import time
@@ -8,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import MagicMock
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from nemo_gym.server_utils import ServerClient
+from nemo_gym.http.session import use_client_settings
+from nemo_gym.openai_utils import NeMoGymResponse
+from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
 from nemo_gym.servers.listening import listen
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
 
@@ -163,6 +167,13 @@ def refusal(message: str) -> JSONResponse:
     )
 
 
+@pytest.fixture(autouse=True)
+def _settings_of_one_test() -> Iterator[None]:
+    """Settings of the HTTP client end with the test that chose them."""
+    yield
+    use_client_settings(None)
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[[FastAPI], str]]:
     """Serve an app on a free port and return its address."""
@@ -213,3 +224,34 @@ def make_model() -> Callable[..., VLLMModel]:
         return model_class(config=config, server_client=MagicMock(spec=ServerClient))
 
     return make
+
+
+@pytest.fixture
+def post() -> Callable[..., list[httpx.Response]]:
+    def post_all(
+        model: VLLMModel, *bodies: Any, path: str = "/v1/responses", **http_settings: Any
+    ) -> list[httpx.Response]:
+        """The answers of the model's app to `bodies`, one after the other in one session."""
+
+        async def ask() -> list[httpx.Response]:
+            set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig(**http_settings))
+            transport = httpx.ASGITransport(model.complete_app())
+            async with httpx.AsyncClient(transport=transport, base_url="http://model", timeout=30) as client:
+                return [await client.post(path, json=body) for body in bodies]
+
+        return asyncio.run(ask())
+
+    return post_all
+
+
+@pytest.fixture
+def respond(post: Callable[..., list[httpx.Response]]) -> Callable[[VLLMModel, Any], dict[str, Any]]:
+    def respond_to(model: VLLMModel, body: Any) -> dict[str, Any]:
+        """A response that is valid, as JSON."""
+        (answer,) = post(model, body)
+        assert answer.status_code == 200, answer.text
+        NeMoGymResponse.model_validate_json(answer.content)
+        got: dict[str, Any] = answer.json()
+        return got
+
+    return respond_to
