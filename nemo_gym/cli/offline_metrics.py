@@ -8,12 +8,11 @@ so none of their settings is needed.
 import contextlib
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 from aiohttp import ClientResponse
 from omegaconf import DictConfig
 from pydantic import PrivateAttr
@@ -21,7 +20,7 @@ from pydantic import PrivateAttr
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.cli.local_classes import load_server_class
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.errors import GymError
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.local import HostedApp, call_local_app
@@ -29,15 +28,14 @@ from nemo_gym.http.local_request import local_request
 from nemo_gym.http.request import get_response_json, raise_for_status, with_json_body
 from nemo_gym.http.server_client import ServerClient
 from nemo_gym.keys import MODELS_TYPE
-from nemo_gym.metrics.hooks import AggregateMetricsMixin, GetKeyMetrics
+from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.rollouts.aggregate import AGGREGATE_PATH
-from nemo_gym.rollouts.aggregation import as_sent, request_of
+from nemo_gym.rollouts.metrics_source import Hooks, request_of
 from nemo_gym.rollouts.record import Result
 from nemo_gym.servers.base import SimpleServer
 from nemo_gym.servers.context import running_as
 from nemo_gym.servers.middleware import InstanceMiddleware
-from nemo_gym.servers.routes import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -66,30 +64,24 @@ class OfflineAgents:
         self._config = config
         self._instances = {instance.name: instance for instance in find_instances(config)[0]}
         self._built: dict[str, _Built | NotBuiltError] = {}
-        self._hooks: dict[str, AggregateMetricsMixin | None] = {}
         self._given_up: set[str] = set()
 
-    def needs_records(self, agent: str) -> bool:
-        """Whether the agent's class does more with its records than compute statistics of their numbers."""
+    def hooks_of(self, agent: str) -> Hooks | None:
+        """The hooks of the class that makes the agent's metrics what they are; None when that class has to be asked."""
+        if agent in self._given_up:
+            return Hooks()
         try:
-            hooks = self._hooks_of(agent)
+            server = self._server_with_hooks(agent)
         except NotBuiltError as error:
             self._give_up(agent, error)
-            return False
-        return hooks is None or type(hooks).compute_metrics is not AggregateMetricsMixin.compute_metrics
-
-    def key_metrics_hook(self, agent: str) -> GetKeyMetrics | None:
-        """How the class that knows the agent's metrics chooses the headline ones."""
-        if agent in self._given_up:
+            return Hooks()
+        if server is None:
             return None
-        hooks = self._hooks_of(agent)
-        return None if hooks is None else lambda metrics: _arrived(_headline(hooks, metrics)).key_metrics
+        has_own = type(server).compute_metrics is not AggregateMetricsMixin.compute_metrics
+        return Hooks(_quietly(server.compute_metrics) if has_own else None, _quietly(server.get_key_metrics))
 
     async def ask(self, agent: str, records: Collection[Result]) -> object:
         """What the agent's `/aggregate_metrics` answers."""
-        hooks = self._hooks_of(agent)
-        if hooks is not None:
-            return await _answer_directly(hooks, records)
         client = _InMemoryClient.of(self)
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -134,8 +126,8 @@ class OfflineAgents:
             )
         return _Built(server, HostedApp(name, app, frozenset()))
 
-    def _hooks_of(self, agent: str) -> AggregateMetricsMixin | None:
-        """The server whose hooks make the agent's metrics what they are; None when its class goes its own ways."""
+    def _server_with_hooks(self, agent: str) -> AggregateMetricsMixin | None:
+        """The agent, or the resources server it forwards to; None when its class goes its own ways."""
         server: Any = self.build(agent).server
         if _forwards(server):
             server = self.build(server.config.resources_server.name).server
@@ -182,21 +174,14 @@ def _forwards(server: Any) -> bool:
     return is_its_answer and not server.config.skip_verification
 
 
-async def _answer_directly(hooks: AggregateMetricsMixin, records: Collection[Result]) -> object:
-    """The answer of a server that only has hooks, without the detour through JSON on the way in."""
-    body = AggregateMetricsRequest.model_construct(verify_responses=[as_sent(record) for record in records])
-    with contextlib.redirect_stdout(sys.stderr):
-        answer = await hooks.aggregate_metrics(body)
-    return _arrived(answer)
+def _quietly(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook with what it prints sent to stderr: stdout is for the command's result."""
 
+    def call(given: Any) -> Any:
+        with contextlib.redirect_stdout(sys.stderr):
+            return hook(given)
 
-def _headline(hooks: AggregateMetricsMixin, metrics: dict[str, Any]) -> AggregateMetrics:
-    return AggregateMetrics.model_construct(key_metrics=hooks.get_key_metrics(metrics))
-
-
-def _arrived(answer: AggregateMetrics) -> AggregateMetrics:
-    """An answer as it arrives over HTTP, whatever an author's hooks put into it."""
-    return AggregateMetrics.model_construct(**orjson.loads(to_json(answer)))
+    return call
 
 
 def _baseline(records: Collection[Result]) -> AggregateMetrics:

@@ -39,18 +39,21 @@ def print_summary(summary: RunSummary, *, as_json: bool = False) -> None:
 def print_resume_hint(summary: RunSummary, command: Sequence[str] = ()) -> None:
     """Say on stderr, as the very last thing, how to go on with a run that is not complete."""
     if summary.missing:
-        given_up = f", {summary.given_up} of them given up" if summary.given_up else ""
-        what = f"{summary.missing} rollouts are missing{given_up}. "
+        what = "1 rollout is missing" if summary.missing == 1 else f"{summary.missing} rollouts are missing"
     elif summary.metrics_problem or summary.is_interrupted:
-        what = "The metrics are missing. "
+        what = "The metrics are missing"
     else:
         return
-    if summary.missing and summary.given_up == summary.missing:
-        what += f"Try them again with: {_as_typed(command, _RESUME, _RETRY)}"
+    if not summary.given_up:
+        hint = f"{what}. Go on with: {_as_typed(command, _RESUME)}"
+    elif summary.given_up == summary.missing:
+        hint = f"{what}, given up. To try again all the same: {_as_typed(command, _RESUME, _RETRY)}"
     else:
-        also = f" ({_RETRY} also tries again what was given up)" if summary.given_up else ""
-        what += f"Go on with: {_as_typed(command, _RESUME)}{also}"
-    print(what, file=sys.stderr)
+        hint = (
+            f"{what}, {summary.given_up} of them given up. Go on with: {_as_typed(command, _RESUME)} "
+            f"({_RETRY} also tries again what was given up)"
+        )
+    print(hint, file=sys.stderr)
 
 
 def _as_typed(command: Sequence[str], *options: str) -> str:
@@ -118,7 +121,7 @@ def _closing_lines(summary: RunSummary) -> Iterable[str]:
         yield "Nothing to do: the input has no rows."
     elif not summary.owed:
         given_up = f", {summary.given_up_before} given up" if summary.given_up_before else ""
-        yield f"Nothing to do: {summary.finished} rollouts were finished before{given_up}."
+        yield f"Nothing to do: {summary.finished} of {summary.expected} rollouts finished before{given_up}."
     elif summary.stopped is not None:
         yield f"Stopped early: {summary.stopped.message}"
     yield f"Rollouts: {_outcomes(summary)}"

@@ -6,6 +6,7 @@ directly, so the `datasets` library is not needed.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Hub:
         """The client."""
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.endpoint, token=self.token)
+        return HfApi(endpoint=self.endpoint or os.environ.get("HF_ENDPOINT"), token=self.token)
 
 
 @contextmanager

@@ -4,14 +4,11 @@ The agents' servers compute the metrics when they run. Without them a loader, wh
 builds what is needed: this module is a client and never loads a server's code.
 """
 
-import json
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
-import orjson
 from pydantic import BaseModel, ConfigDict
 
 from nemo_gym.errors import ConfigError
@@ -20,13 +17,14 @@ from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.server_client import ServerClient, setup_server_client
 from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.jsonl import iter_lines, parse
-from nemo_gym.metrics.hooks import GetKeyMetrics
 from nemo_gym.rollouts.aggregate import AGGREGATE_PATH, AgentRecords, add_failures
 from nemo_gym.rollouts.aggregation_summary import AggregationSummary
+from nemo_gym.rollouts.compact import without_garbage_collection
 from nemo_gym.rollouts.config import RolloutAggregationConfig
 from nemo_gym.rollouts.head import announce_head, require_agents
 from nemo_gym.rollouts.lock import RunLock
 from nemo_gym.rollouts.manifest import RunManifest, read_manifest
+from nemo_gym.rollouts.metrics_source import Hooks, MetricsSource, needs_records, request_of
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result
 from nemo_gym.rollouts.shard_configs import check_configs
@@ -34,21 +32,8 @@ from nemo_gym.rollouts.shards import ShardFiles, find_shards
 
 logger = logging.getLogger(__name__)
 
-
-class MetricsSource(Protocol):
-    """Whoever knows how an agent's metrics are computed."""
-
-    def needs_records(self, agent: str) -> bool:
-        """Whether `ask` is needed for this agent; otherwise its numbers and `key_metrics_hook` are enough."""
-
-    def key_metrics_hook(self, agent: str) -> GetKeyMetrics | None:
-        """How the agent chooses its headline metrics; None for the means."""
-
-    async def ask(self, agent: str, records: Collection[Result]) -> object:
-        """What the agent's `/aggregate_metrics` answers to these records."""
-
-
 MetricsLoader = Callable[[], MetricsSource]
+"""Builds a source of metrics when there are no servers to ask."""
 
 
 class RunningServers:
@@ -57,12 +42,8 @@ class RunningServers:
     def __init__(self, client: ServerClient) -> None:
         self.client = client
 
-    def needs_records(self, agent: str) -> bool:
-        """What a server does with them is its own business."""
-        return True
-
-    def key_metrics_hook(self, agent: str) -> GetKeyMetrics | None:
-        """Servers choose for themselves."""
+    def hooks_of(self, agent: str) -> Hooks | None:
+        """What a server does with its records is its own business."""
         return None
 
     async def ask(self, agent: str, records: Collection[Result]) -> object:
@@ -72,37 +53,13 @@ class RunningServers:
         return await get_response_json(response)
 
 
-def request_of(records: Collection[Result]) -> dict[str, Any]:
-    """The request for metrics, as an HTTP client takes it."""
-    body = b'{"verify_responses":[' + b",".join(map(_sendable, records)) + b"]}"
-    return {"data": body, "headers": {"Content-Type": "application/json"}}
-
-
-def _sendable(record: Result) -> bytes:
-    """A record as JSON that every parser takes: half a character, which models do produce, becomes a question mark."""
-    try:
-        return orjson.dumps(record)
-    except orjson.JSONEncodeError:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode(errors="replace")
-
-
-def as_sent(record: Result) -> Result:
-    """A record as it arrives at a server."""
-    try:
-        orjson.dumps(record)
-    except orjson.JSONEncodeError:
-        arrived: Result = orjson.loads(_sendable(record))
-        return arrived
-    return record
-
-
 class RolloutAggregationHelper(BaseModel):
     """Combines rollout files."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     loader: MetricsLoader | None = None
-    """Builds a source of metrics when there are no servers to ask."""
+    """For when no head server answers, and for `offline`."""
 
     async def run_from_config(self, config: RolloutAggregationConfig) -> Path | None:
         """Combine the files that `config` names; the path of the metrics, None when there were no records.
@@ -166,7 +123,7 @@ async def _combined(
     from nemo_gym.rollouts.shard_metrics import compute_answers
 
     index = ShardIndex(summary.files.shards)
-    merged, intake = read_shards(index, source.needs_records, config.on_duplicate)
+    merged, intake = read_shards(index, lambda agent: needs_records(source, agent), config.on_duplicate)
     summary.note_records(index, merged, intake)
     summary.expectations = find_expectations(index, merged.order, manifests, summary.files.without_rollouts)
     for agent in summary.expectations.by_agent:
@@ -182,11 +139,12 @@ async def _combined(
             return summary
         if isinstance(source, RunningServers):
             _require_agents(source.client, intake.groups)
-        answers = await compute_answers(intake, source, summary.expectations)
-        summary.metrics = [answer.without_groups() for answer in answers]
-        if answers:
-            write_answers(answers, config.paths.aggregate_metrics)
-            summary.metrics_path = config.paths.aggregate_metrics
+        with without_garbage_collection():
+            answers = await compute_answers(intake, source, summary.expectations)
+            summary.metrics = [answer.without_groups() for answer in answers]
+            if answers:
+                write_answers(answers, config.paths.aggregate_metrics)
+                summary.metrics_path = config.paths.aggregate_metrics
     return summary
 
 

@@ -1,7 +1,6 @@
 """The child that does one piece of work: its limits, its streams, and how its result gets out."""
 
 import atexit
-import json
 import os
 import resource
 import signal
@@ -10,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from json import dumps  # by name: what is run may replace json.dumps
 from typing import Any
 
 from nemo_gym.sandbox import seccomp
@@ -68,7 +68,7 @@ def work_and_exit(work: Work, payload: Any, limits: Limits, streams: Streams, ba
         value = work(payload)
         _finish_program()
         with open(result, "wb") as out:  # noqa: PTH123 - a descriptor
-            out.write(json.dumps(value).encode())
+            out.write(dumps(value).encode())
         status = 0
     except BaseException:  # noqa: BLE001 - whatever it raises is its result
         traceback.print_exc()

@@ -36,7 +36,7 @@ class Outcome:
     end: End
     """`done`: it returned. `error`: it raised. The others: it was stopped from outside."""
     value: Any
-    """What it returned."""
+    """What it returned; None when it ended itself before it returned."""
     stdout: str
     stderr: str
     seconds: float
@@ -107,8 +107,8 @@ class IsolatedProcess:
         request = {"payload": payload, "stdin": stdin, "limits": asdict(limits)}
         answer = self._ask(request, limits.wall_s + _GRACE_S)
         self.is_clean = answer.pop("is_clean")
-        result = answer.pop("result")
-        return Outcome(**answer, value=None if result is None else json.loads(result))
+        value = _value(answer.pop("result"))
+        return Outcome(**answer, value=value)
 
     def kill(self) -> None:
         """Kill it with everything it started; whoever waits for its answer gets a `SandboxError`. For any thread."""
@@ -144,6 +144,14 @@ class IsolatedProcess:
         self._log.seek(0)
         text = self._log.read()[-2000:].decode(errors="replace").strip()
         return f" (exit code {code}){': ' + text if text else ''}"
+
+
+def _value(result: str | None) -> Any:
+    """What the work returned. It may have written there itself, so anything is possible."""
+    try:
+        return None if result is None else json.loads(result)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _reason(error: Exception) -> str:

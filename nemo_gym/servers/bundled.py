@@ -10,6 +10,7 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (MODELS_TYPE, "openai_model"),
         (MODELS_TYPE, "scripted_model"),
         (MODELS_TYPE, "vllm_model"),
+        (RESOURCES_TYPE, "code_gen"),
         (RESOURCES_TYPE, "equivalence_llm_judge"),
         (RESOURCES_TYPE, "example_multi_step"),
         (RESOURCES_TYPE, "example_session_state_mgmt"),

@@ -100,6 +100,8 @@ def _run_test(
     if outcome.end != "done":
         return _stopped(outcome, given, expected)
     output = outcome.stdout if fn_name is None else outcome.value
+    if not isinstance(output, str):
+        return RUNTIME_ERROR, _failure(RUNTIME_ERROR, given, expected, error="it ended before the function returned")
     is_right = same_text(output, expected) if fn_name is None else same_value(output, expected)
     return True if is_right else WRONG_ANSWER, _failure(WRONG_ANSWER, given, expected, output=_cut(output))
 

@@ -129,7 +129,7 @@ class ReasoningGymResourcesServer(SimpleResourcesServer):
         outcome: Outcome = await self._scorers.run(partial(IsolatedProcess.call, payload=payload, limits=limits))
         if outcome.end == "timeout" or outcome.detail == "SIGKILL":
             raise SandboxError(f"the answer to a {task!r} task could not be scored: the scorer was {_how(outcome)}")
-        if outcome.end != "done":
+        if outcome.end != "done" or outcome.value is None:
             return 0.0, f"the scorer was {_how(outcome)}"
         if "problem" in outcome.value:
             raise HTTPException(422, outcome.value["problem"])

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,12 @@ _EVALUATING_MODULES = (
 for _module in _EVALUATING_MODULES:
     vars(importlib.import_module(f"reasoning_gym.{_module}"))["eval"] = ast.literal_eval
 
+_FORMULA_TASKS = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Their scorers have sympy evaluate what the model wrote, which could be a program that writes its own score."""
+_NO_FORMULA = re.compile(r"""["'_\\]|\.\s*[^\W\d]""")
+
 _SUSPICIOUS = 0.5
 """Below this the row's own answer is scored too, to see that it does better. (Some scorers reward any text a bit.)"""
 
@@ -46,6 +53,8 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
         near = similar_names(task, DATASETS)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return {"problem": f"reasoning-gym {reasoning_gym.__version__} cannot score the task {task!r}{hint}"}
+    if task in _FORMULA_TASKS and _NO_FORMULA.search(given):
+        return {"score": 0.0, "error": "a formula has no quotes, attributes or underscores"}
     score, error = _score(scorer, task, entry, given)
     if score < _SUSPICIOUS and entry["answer"] is not None:
         reference_score, reference_error = _score(scorer, task, entry, entry["answer"])

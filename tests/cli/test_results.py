@@ -35,7 +35,7 @@ def summary(finished: int = 8, given_up: int = 0, **fields: object) -> RunSummar
         ),
         (
             2,
-            "2 rollouts are missing, 2 of them given up. Try them again with: {} +resume_from_cache=true "
+            "2 rollouts are missing, given up. To try again all the same: {} +resume_from_cache=true "
             "+retry_exhausted=true",
         ),
     ],

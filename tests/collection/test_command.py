@@ -91,7 +91,7 @@ def test_a_run_that_is_not_complete_says_how_to_go_on(fake_run: FakeRun, collect
 
     last = collect().stderr.splitlines()[-1]
 
-    assert last == "1 rollouts are missing. Go on with: the same command and +resume_from_cache=true"
+    assert last == "1 rollout is missing. Go on with: the same command and +resume_from_cache=true"
 
 
 def test_what_was_tried_often_enough_is_only_tried_again_on_request(fake_run: FakeRun, collect: Collect) -> None:
@@ -103,12 +103,12 @@ def test_what_was_tried_often_enough_is_only_tried_again_on_request(fake_run: Fa
 
     retried = collect("+resume_from_cache=true", "+retry_exhausted=true")
 
-    hint = "1 rollouts are missing, 1 of them given up. Try them again with: the same command and "
+    hint = "1 rollout is missing, given up. To try again all the same: the same command and "
     assert [done.stderr.splitlines()[-1] for done in (first, again)] == [
         f"{hint}+resume_from_cache=true +retry_exhausted=true"
     ] * 2
     assert again.exit_code == 1
-    assert "Nothing to do: 1 rollouts were finished before, 1 given up." in again.stdout
+    assert "Nothing to do: 1 of 2 rollouts finished before, 1 given up." in again.stdout
     assert re.search(r"^agent_error +3 +1 ", again.stdout, re.MULTILINE)
     assert retried.exit_code == 0
     assert lines_in(Path("out.jsonl"))[-1]["_ng_attempt_index"] == 3
@@ -122,7 +122,7 @@ def test_nothing_to_do_says_so_and_exits_0(fake_run: FakeRun, collect: Collect) 
     done = collect("+resume_from_cache=true")
 
     assert done.exit_code == 0
-    assert "Nothing to do: 2 rollouts were finished before." in done.stdout
+    assert "Nothing to do: 2 of 2 rollouts finished before." in done.stdout
     assert [line.partition(": ")[2] for line in done.stdout.splitlines()[-3:]] == PATHS
     assert fake_run.asked["/run"] == 2
     assert fake_run.asked["/aggregate_metrics"] == 1

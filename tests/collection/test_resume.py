@@ -114,7 +114,7 @@ def test_a_finished_run_needs_no_servers_and_no_file_of_it_changes(collect: Coll
     done = collect("+resume_from_cache=true", "+head_server.port=1")
 
     assert done.exit_code == 0
-    assert "Nothing to do: 2 rollouts were finished before." in done.stdout
+    assert "Nothing to do: 2 of 2 rollouts finished before." in done.stdout
     assert "mean/reward" in done.stdout
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path().iterdir()} == before
 
@@ -128,7 +128,7 @@ def test_what_was_given_up_needs_no_servers_either(fake_run: FakeRun, collect: C
     retry = collect("+resume_from_cache=true", "+retry_exhausted=true", "+head_server.port=1")
 
     assert done.exit_code == 1
-    assert "Nothing to do: 1 rollouts were finished before, 1 given up." in done.stdout
+    assert "Nothing to do: 1 of 2 rollouts finished before, 1 given up." in done.stdout
     assert retry.exit_code == 2
     assert "Could not connect to the head server" in retry.stderr
 

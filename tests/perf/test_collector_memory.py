@@ -1,7 +1,6 @@
 """Peak memory of the real `ng_collect_rollouts`: it grows neither with what is finished nor with what waits."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -24,20 +23,28 @@ def fake_run() -> Iterator[FakeRun]:
         yield run
 
 
+MEASURED = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+"""A process is charged with the memory of the one it was forked from, so a small one in between measures."""
+
+
+def command(fake_run: FakeRun, *options: str) -> list[str]:
+    return [
+        str(Path(sys.executable).with_name("ng_collect_rollouts")),
+        f"+head_server.port={fake_run.port}",
+        "+agent_name=alpha",
+        "+input_jsonl_fpath=in.jsonl",
+        "+output_jsonl_fpath=out.jsonl",
+        *options,
+    ]
+
+
 def start(fake_run: FakeRun, folder: Path, *options: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("ng_collect_rollouts")),
-            f"+head_server.port={fake_run.port}",
-            "+agent_name=alpha",
-            "+input_jsonl_fpath=in.jsonl",
-            "+output_jsonl_fpath=out.jsonl",
-            *options,
-        ],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(command(fake_run, *options), cwd=folder, stdout=nowhere, stderr=nowhere)
 
 
 def peak_mb(process: "subprocess.Popen[bytes]") -> float:
@@ -61,12 +68,12 @@ def peak_of_finished_run(fake_run: FakeRun, folder: Path, rollouts: int, place: 
 
     fake_run.answer = answer
     write_rows(folder, rollouts)
-    process = start(fake_run, folder)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
+    measured = [sys.executable, "-c", MEASURED, *command(fake_run)]
+    printed = subprocess.run(measured, cwd=folder, capture_output=True, text=True, check=True, timeout=300).stdout
+    code, kilobytes = map(int, printed.split())
+    assert code == 0
     assert len((folder / "out.jsonl").read_bytes().splitlines()) == rollouts
-    return usage.ru_maxrss / 1024
+    return kilobytes / 1024
 
 
 @pytest.mark.parametrize("place", ["the response", "a field"])

@@ -12,8 +12,7 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.server_client import ServerClient
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
-from nemo_gym.metrics.hooks import GetKeyMetrics, Metrics
-from nemo_gym.rollouts import aggregation
+from nemo_gym.metrics.hooks import Metrics
 from nemo_gym.rollouts.aggregate import AgentMetrics, AggregationError, write_metrics
 from nemo_gym.rollouts.aggregation import RolloutAggregationHelper
 from nemo_gym.rollouts.aggregation_summary import AggregationSummary
@@ -21,6 +20,7 @@ from nemo_gym.rollouts.config import RolloutAggregationConfig
 from nemo_gym.rollouts.lock import OutputInUseError, RunLock
 from nemo_gym.rollouts.manifest import Expected, RunManifest, write_manifest
 from nemo_gym.rollouts.metrics_file import AgentAnswer, write_answers
+from nemo_gym.rollouts.metrics_source import Hooks, as_sent, request_of
 from nemo_gym.rollouts.record import Result
 from nemo_gym.schemas.metrics import AggregateMetrics
 
@@ -42,11 +42,8 @@ class Source:
         self.asked: dict[str, list[Result]] = {}
         self._needs_records = needs_records
 
-    def needs_records(self, agent: str) -> bool:
-        return self._needs_records
-
-    def key_metrics_hook(self, agent: str) -> GetKeyMetrics | None:
-        return None
+    def hooks_of(self, agent: str) -> Hooks | None:
+        return None if self._needs_records else Hooks()
 
     async def ask(self, agent: str, records: Collection[Result]) -> object:
         self.asked[agent] = list(records)
@@ -217,8 +214,8 @@ def test_a_half_character_reaches_the_agent_as_a_question_mark() -> None:
 
     records: list[Result] = [json.loads(line) for line in Path("shard-0.jsonl").read_text().splitlines()]
 
-    assert b'"t": "?"' in aggregation.request_of(records)["data"]
-    assert aggregation.as_sent(records[0])["t"] == "?"
+    assert b'"t": "?"' in request_of(records)["data"]
+    assert as_sent(records[0])["t"] == "?"
 
 
 def test_a_failure_in_a_rollouts_file_is_not_scored() -> None:
@@ -353,24 +350,48 @@ def test_agents_that_fail_are_all_named_and_the_merged_file_is_there() -> None:
     assert Path("new/merged.jsonl").read_bytes() == b"".join(RESULTS)
 
 
-class BadHook(Source):
-    def key_metrics_hook(self, agent: str) -> GetKeyMetrics | None:
-        def fail(metrics: Metrics) -> Metrics:
-            raise KeyError("pass@1")
+class WithHooks(Source):
+    def __init__(self, *hooks: Any) -> None:
+        super().__init__(needs_records=False)
+        self._hooks = Hooks(*hooks)
 
-        return fail
+    def hooks_of(self, agent: str) -> Hooks | None:
+        return self._hooks
+
+
+def failing(given: Any) -> Metrics:
+    raise KeyError("pass@1")
 
 
 def test_a_hook_that_fails_is_named_unless_the_records_are_bad(caplog: pytest.LogCaptureFixture) -> None:
     write("shard-0.jsonl", result(0, 0, reward=1.0))
-    with pytest.raises(AggregationError, match="get_key_metrics of agent 'alpha' failed"):
-        aggregate(source=BadHook(needs_records=False))
+    for hooks in (None, failing), (failing, None):
+        with pytest.raises(AggregationError, match=r"agent 'alpha': its class failed .*KeyError\('pass@1'\)"):
+            aggregate(source=WithHooks(*hooks))
 
     write("shard-1.jsonl", result(1, 0, reward="none"))
-    summary = aggregate(source=BadHook(needs_records=False))
+    summary = aggregate(source=WithHooks(None, failing))
 
     assert summary.metrics[0].metrics.key_metrics == {"mean/reward": 1.0}
     assert "reporting the means" in caplog.text
+
+
+def test_hooks_see_tasks_in_key_order_and_what_they_return_becomes_plain_data() -> None:
+    write("shard-0.jsonl", result(1, 1, n="d"), result(0, 1, n="b"), {"agent_ref": {"name": "alpha"}})
+    write("shard-1.jsonl", result(1, 0, n="c"), result(0, 0, n="a"))
+    seen: list[list[str]] = []
+
+    def compute(tasks: list[list[Result]]) -> Metrics:
+        seen.extend([record.pop("n") for record in task] for task in tasks)
+        return {"pair": (1, 2), "nan": float("nan"), "per_task_metrics": [{"_ng_task_index": 0, "set": (3,)}]}
+
+    summary = aggregate(source=WithHooks(compute, lambda metrics: {"pair": metrics["pair"]}))
+
+    assert seen == [["a", "b"], ["c", "d"]]
+    assert summary.metrics[0].metrics.key_metrics == {"pair": [1, 2]}
+    assert summary.metrics[0].metrics.agent_metrics["nan"] is None
+    assert summary.metrics_path is not None
+    assert orjson.loads(summary.metrics_path.read_bytes())[0]["group_level_metrics"][0]["set"] == [3]
 
 
 @pytest.mark.parametrize(

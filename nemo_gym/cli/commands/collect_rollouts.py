@@ -18,10 +18,10 @@ async def main(config: RolloutCollectionConfig) -> int:
     command or the data, 130 after Ctrl-C.
 
     Examples:
-        ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl
-        ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl \
-            +limit=100 +num_repeats=4 +responses_create_params.temperature=0.7
-        ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=rollouts.jsonl +resume_from_cache=true
+        ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl
+        ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +limit=9
+        ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl '+num_repeats={a: 4, b: 1}'
+        ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +resume_from_cache=true
     """
     from nemo_gym.cli.results import print_resume_hint, print_summary
     from nemo_gym.open_files import raise_open_file_limit

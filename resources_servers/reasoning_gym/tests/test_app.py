@@ -66,12 +66,11 @@ def test_a_formula_that_never_ends_is_stopped_and_wrong(client: TestClient) -> N
 
 def test_a_formula_that_is_a_program_can_do_nothing(client: TestClient, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    getting_out = "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == '_wrap_close'][0]"
-    program = f"{getting_out}.__init__.__globals__['open']({str(trace)!r}, 'w') or 9 + 3"
+    program = f"lambdify(x, \"open({str(trace)!r}, 'w')\")(1)"
 
     verdict = client.post("/verify", json=said(f"<answer>{program}</answer>", **countdown())).json()
 
-    assert verdict["reward"] < 1.0
+    assert (verdict["reward"], verdict["scoring_error"] is None) == (0.0, False)
     assert not trace.exists()
 
 

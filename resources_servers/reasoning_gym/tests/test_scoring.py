@@ -65,6 +65,17 @@ def test_an_answer_is_read_and_never_run() -> None:
     assert score("string_insertion", listed)["score"] == 0.1  # as the library rewards a list where text was asked for
 
 
+@pytest.mark.parametrize(
+    "program", ["lambdify(x, 'open(1)')(1)", "Symbol.__init__", "x.free_symbols", "S . One", 'lambdify(x, "1")']
+)
+def test_a_formula_is_no_program(program: str) -> None:
+    assert score("simple_integration", program) == {
+        "score": 0.0,
+        "error": "a formula has no quotes, attributes or underscores",
+    }
+    assert score("countdown", "3.5 * (2. + .5)")["error"] is None
+
+
 def test_the_game_of_life_is_scored_by_what_was_said() -> None:
     expected = entry_of("game_of_life_halting")["answer"]
     other = {"True": "False", "False": "True"}[expected]

@@ -95,6 +95,5 @@ def hub_with_benchmarks(
     }.items():
         hub.publish(repo_id, {path: as_file(path, published[name])})
     hub.publish("openai/gsm8k", {"socratic/test-00000-of-00001.parquet": as_file("p", [{"question": "?"}])})
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(Path("hub_home/hub").absolute()))
     return hub

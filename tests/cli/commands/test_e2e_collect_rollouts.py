@@ -1,0 +1,225 @@
+"""One command from data to scores, started as users do; whatever ends it, nothing is left running."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from nemo_gym.cli.e2e import prepare_rows
+from nemo_gym.errors import ConfigError
+from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutCollectionConfig
+
+ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
+AGENT = "example_single_tool_call_simple_agent"
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def row(content: str) -> dict[str, Any]:
+    return {"responses_create_params": {"input": [{"role": "user", "content": content}]}, "note": content}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """An environment with a training set of four rows, a validation set that is not there, and a model."""
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row(f"task {number}")) + "\n" for number in range(4)))
+    licensed = {"license": "MIT", "num_repeats": 2}
+    datasets = [
+        {"name": "t", "type": "train", "jsonl_fpath": "train.jsonl", **licensed},
+        {"name": "v", "type": "validation", "jsonl_fpath": "gone.jsonl", **licensed},
+    ]
+    return {
+        "config_paths": [ENVIRONMENT],
+        AGENT: {"responses_api_agents": {"simple_agent": {"datasets": datasets}}},
+        "policy_model": {"responses_api_models": {"scripted_model": {"entrypoint": "app.py"}}},
+    }
+
+
+@pytest.fixture
+def start(tmp_path: Path, config: dict[str, Any]) -> Iterator[Start]:
+    """Start the command; what it started is gone when the test ends."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> "subprocess.Popen[str]":
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        script = Path(sys.executable).with_name("ng_e2e_collect_rollouts")
+        given = ["+config_paths=[config.yaml]", "+split=train", "+output_jsonl_fpath=results/out.jsonl", *arguments]
+        started.append(
+            subprocess.Popen([script, *given], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        return started[-1]
+
+    yield run
+    me = psutil.Process()
+    deadline = time.monotonic() + 15
+    while left := me.children(recursive=True):
+        if time.monotonic() > deadline:
+            for child in left:
+                child.kill()
+            pytest.fail(f"left behind: {left}")
+        time.sleep(0.05)
+
+
+def finish(run: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    printed, errors = run.communicate(timeout=120)
+    return run.returncode, printed, errors
+
+
+def lines_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_data_is_prepared_servers_run_and_rollouts_are_scored(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as other_run:  # the usual port of the head server is not free
+        other_run.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other_run.bind(("127.0.0.1", 11000))
+            other_run.listen()
+        except OSError:
+            pass  # then somebody else has it
+        code, printed, errors = finish(start("+num_repeats=2", "+limit=6", "+json=true"))
+    assert code == 0, errors
+    summary = json.loads(printed)
+    assert (summary["finished"], summary["missing"]) == (12, 0)  # 6 of the 8 prepared lines, twice each
+    rollouts = lines_in(tmp_path / "results/out.jsonl")
+    keys = sorted((each["note"], each["_ng_task_index"], each["_ng_rollout_index"]) for each in rollouts)
+    assert keys == [(f"task {task}", task, rollout) for task in range(3) for rollout in range(4)]
+    assert {each["reward"] for each in rollouts} == {1.0}
+    assert (tmp_path / "results/out_aggregate_metrics.json").is_file()
+    prepared = tmp_path / "results/out/preprocessed_datasets"
+    assert sorted(path.name for path in prepared.iterdir()) == ["train.jsonl", "train_metrics.json"]
+
+    (tmp_path / "train.jsonl").unlink()  # a resumed run goes on with the rows it had, and may be extended
+    code, _, errors = finish(start("+num_repeats=2", "+limit=8", "+resume_from_cache=true", "+head_server.port=0"))
+    assert code == 0, errors
+    assert "Using the rows prepared before" in errors
+    assert lines_in(tmp_path / "results/out.jsonl")[:12] == rollouts
+    assert len(lines_in(tmp_path / "results/out.jsonl")) == 16
+
+
+def wait_for_lines(path: Path, count: int, run: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def slow_model(config: dict[str, Any]) -> None:
+    config["policy_model"]["responses_api_models"]["scripted_model"]["script"] = {"latency_s": 0.4}
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(start: Start, tmp_path: Path, slow_model: None) -> None:
+    options = ["+num_samples_in_parallel=1", "+head_server.port=0"]
+    run = start(*options)
+    wait_for_lines(tmp_path / "results/out.jsonl", 2, run)
+    run.send_signal(signal.SIGINT)
+    code, _, errors = finish(run)
+    assert code == 130, errors
+    assert "Traceback" not in errors
+    assert "+resume_from_cache=true" in errors
+    before = lines_in(tmp_path / "results/out.jsonl")
+    assert 2 <= len(before) < 8
+
+    code, printed, errors = finish(start(*options, "+num_samples_in_parallel=8", "+resume_from_cache=true"))
+    assert code == 0, errors
+    after = lines_in(tmp_path / "results/out.jsonl")
+    assert after[: len(before)] == before
+    assert len({(each["_ng_task_index"], each["_ng_rollout_index"]) for each in after}) == len(after) == 8
+
+
+def test_a_server_that_dies_ends_the_run_with_its_name(start: Start, tmp_path: Path, slow_model: None) -> None:
+    run = start("+num_samples_in_parallel=1", "+head_server.port=0")
+    wait_for_lines(tmp_path / "results/out.jsonl", 1, run)
+    for child in psutil.Process(run.pid).children():
+        if "host" in " ".join(child.cmdline()):
+            child.kill()
+    code, _, errors = finish(run)
+    assert code == 1, errors
+    assert "finished unexpectedly" in errors
+    assert "Traceback" not in errors
+    assert lines_in(tmp_path / "results/out.jsonl")
+
+
+def test_bad_rows_end_it_before_anything_is_started(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"question": "q"}\n')
+    code, printed, errors = finish(start())
+    assert code == 2
+    assert "train.jsonl, line 1: it has no responses_create_params" in errors
+    assert printed == ""
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_stops_before_collecting(start: Start, tmp_path: Path) -> None:
+    code, printed, errors = finish(start("+dry_run=true", "+head_server.port=0"))
+    assert code == 0, errors
+    assert "Dry run passed" in printed
+    assert not (tmp_path / "results/out.jsonl").exists()
+
+
+def prepared(config: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    given = {"output_jsonl_fpath": "results/out.jsonl", "split": "train", **options}
+    chosen = E2ERolloutCollectionConfig.model_validate(given)
+    merged = OmegaConf.merge(OmegaConf.load(Path(__file__).parents[3] / ENVIRONMENT), config)
+    return lines_in(prepare_rows(chosen, merged))  # type: ignore[arg-type]
+
+
+def test_prepared_rows_are_made_anew_unless_told_otherwise(config: dict[str, Any]) -> None:
+    assert len(prepared(config)) == 8
+    Path("train.jsonl").write_text(json.dumps(row("new")) + "\n")
+    assert len(prepared(config, reuse_existing_data_preparation=True)) == 8
+    assert len(prepared(config, resume_from_cache=True)) == 8
+    with pytest.raises(ConfigError, match="conflicting aggregate metrics"):
+        prepared(config)  # beside the data, its metrics tell of other rows
+    assert len(prepared(config, overwrite_metrics_conflicts=True)) == 2
+    assert not list(Path("results").rglob("*conflict*"))
+    assert len(prepared(config, output_jsonl_fpath="results/other.jsonl", reuse_existing_data_preparation=True)) == 2
+
+
+def test_a_prompt_takes_the_place_of_the_declared_one_and_an_agent_can_be_chosen(config: dict[str, Any]) -> None:
+    Path("train.jsonl").write_text('{"note": "seven"}\n')
+    Path("p.yaml").write_text("user: 'Say {note}'\n")
+    rows = prepared(config, prompt_config="p.yaml", agent_name=AGENT)
+    assert rows[0]["responses_create_params"]["input"] == [{"role": "user", "content": "Say seven"}]
+    assert not Path("train_metrics.json").exists()
+    with pytest.raises(ConfigError, match="declares no data set of the agent 'nobody'"):
+        prepared(config, agent_name="nobody")
+
+
+def test_examples_can_be_rolled_out_too(config: dict[str, Any]) -> None:
+    config[AGENT]["responses_api_agents"]["simple_agent"]["datasets"] = [
+        {"name": "e", "type": "example", "jsonl_fpath": "train.jsonl"}
+    ]
+    assert len(prepared(config, split="example")) == 4
+
+
+def test_every_option_of_ng_collect_rollouts_is_an_option_here() -> None:
+    there = set(RolloutCollectionConfig.model_fields) - {"input_jsonl_fpath"}
+    assert there <= set(E2ERolloutCollectionConfig.model_fields)
+    options = {
+        "output_jsonl_fpath": "results/out.jsonl",
+        "split": "train",
+        "num_repeats": {"a": 2},
+        "limit": 3,
+        "json": True,
+        "upload_rollouts": False,
+        "responses_create_params": {"temperature": 0.5},
+        "agent_name": "a",
+        "prompt_config": "p.yaml",
+    }
+    passed_on = E2ERolloutCollectionConfig.model_validate(options).for_rows_in(Path("rows.jsonl"))
+    assert passed_on.input_jsonl_fpath == "rows.jsonl"
+    assert (passed_on.num_repeats, passed_on.limit, passed_on.json_format) == ({"a": 2}, 3, True)
+    assert passed_on.upload_rollouts is False
+    assert passed_on.responses_create_params == {"temperature": 0.5}
+    assert (passed_on.agent_name, passed_on.prompt_config) == (None, None)  # they are in the rows
