@@ -40,10 +40,10 @@ class NoBenchmarkError(ConfigError, AssertionError):
 
 
 def search_benchmarks(benchmarks: dict[str, BenchmarkConfig], query: str | None) -> dict[str, BenchmarkConfig]:
-    """Those whose name, domain, description, agent or environment is like `query`; all without one."""
+    """Those whose name, domain, agent or environment is like `query`, or whose description has it; all without one."""
     if not query:
         return benchmarks
-    return {name: benchmark for name, benchmark in benchmarks.items() if matches(query, _searched(name, benchmark))}
+    return {name: benchmark for name, benchmark in benchmarks.items() if _is_meant(query, name, benchmark)}
 
 
 def prepare_benchmarks(global_config: Any, config: PrepareBenchmarkConfig) -> dict[str, Path]:
@@ -91,12 +91,6 @@ def _preparations(global_config: Any, config: PrepareBenchmarkConfig) -> list[Pr
     return preparations
 
 
-def _searched(name: str, benchmark: BenchmarkConfig) -> list[str]:
-    return [
-        name,
-        benchmark.name,
-        benchmark.domain,
-        benchmark.description,
-        benchmark.agent_name,
-        benchmark.resources_server,
-    ]
+def _is_meant(query: str, name: str, benchmark: BenchmarkConfig) -> bool:
+    names = [name, benchmark.name, benchmark.domain, benchmark.agent_name, benchmark.resources_server]
+    return matches(query, names) or query.strip().lower() in benchmark.description.lower()

@@ -17,7 +17,6 @@ from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
 from nemo_gym.jsonl import write_aside
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.paths import candidates, resolve_for_reading
-from nemo_gym.row_files import read_rows
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 Messages = list[dict[str, str]]
@@ -181,6 +180,8 @@ def materialize_prompts(input_jsonl: str | Path, prompt_config: str | Path, outp
     Returns:
         The number of rows.
     """
+    from nemo_gym.row_files import read_rows  # every help page imports this module
+
     prompt = load_prompt_or_explain(prompt_config)
     source = resolve_for_reading(input_jsonl, Path.is_file)
     if not source.is_file():
@@ -198,6 +199,8 @@ def materialize_prompts(input_jsonl: str | Path, prompt_config: str | Path, outp
 
 
 def _check_rows(source: Path, prompt: PromptConfig) -> None:
+    from nemo_gym.row_files import read_rows
+
     positions, lines = [], []
     for position, (line, row) in enumerate(read_rows(source)):
         if has_own_input(row):

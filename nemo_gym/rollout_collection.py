@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.exporters.wandb import active_run, wandb_run
+from nemo_gym.exporters.wandb import WandbRun, active_run, wandb_run
 from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import get_response_json, raise_for_status
@@ -49,6 +49,7 @@ from nemo_gym.rollouts.failures import RetryPauses, request_debug_summary
 from nemo_gym.rollouts.finished import count_given_up, is_settled, summary_if_settled, summary_of
 from nemo_gym.rollouts.head import announce_head, facts_about, replicas_of, require_agents
 from nemo_gym.rollouts.manifest import RunFacts
+from nemo_gym.rollouts.masked import masked_command
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.progress import Progress
 from nemo_gym.rollouts.record import (
@@ -139,7 +140,7 @@ class RolloutCollectionHelper(BaseModel):
         if is_settled(summary, run.config):
             return summary
         require_agents(client, [agent for agent, owed in plan.owed_by_agent.items() if owed])
-        with wandb_run(_tracking_config()) as tracker:
+        with _tracker() as tracker:
             if plan.owed:
                 probe = health_probe(client)
                 await roll_out(run, plan, partial(self._post, client), summary, probe=probe, pauses=self.retry_pauses)
@@ -159,7 +160,7 @@ class RolloutCollectionHelper(BaseModel):
             limits.client = self.setup_server_client()
             facts = _checked_facts(limits.client, fresh or ())
         rows = None if fresh is None else materialized(fresh)
-        with open_run(config, facts, rows) as run, limits.in_force(), wandb_run(_tracking_config()) as tracker:
+        with open_run(config, facts, rows) as run, limits.in_force(), _tracker() as tracker:
             cached = self._load_from_cache(config) if fresh is None else Cached(fresh, [], [], [])
             run.finished_before = len(cached.done_results)
             failed_before = read_attempts(config.paths) if fresh is None else {}
@@ -271,6 +272,7 @@ def _checked_facts(client: ServerClient, rows: Iterable[Row]) -> RunFacts:
     return facts_about(client)
 
 
-def _tracking_config() -> DictConfig:
-    known = maybe_get_global_config_dict()
-    return known if known is not None else OmegaConf.create({})
+def _tracker() -> AbstractContextManager[WandbRun | None]:
+    """What this process's config says about tracking."""
+    config = maybe_get_global_config_dict()
+    return wandb_run(OmegaConf.create({}) if config is None else config, masked_command(sys.argv))

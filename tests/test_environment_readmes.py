@@ -71,12 +71,15 @@ def servers(arguments: list[str], folder: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     "module",
     [
+        "code_gen",
         "equivalence_llm_judge",
         "example_multi_step",
         "example_session_state_mgmt",
         "example_single_tool_call",
+        "instruction_following",
         "math_with_judge",
         "mcqa",
+        "reasoning_gym",
         "string_match",
     ],
 )

@@ -23,7 +23,6 @@ from nemo_gym.rollout_collection import (
     _get_max_rollout_attempts,
     _rollout_request_debug_summary,
 )
-from nemo_gym.schemas.metrics import AggregateMetricsRequest
 from nemo_gym.server_utils import ServerClient
 
 Row = dict[str, Any]
@@ -309,90 +308,6 @@ def test_unset_repeats_mean_one_and_the_upload_flag_keeps_its_former_name() -> N
         assert config(upload_rollouts=False).upload_rollouts_to_wandb is False
     with pytest.warns(DeprecationWarning, match="upload_rollouts"):
         assert config(upload_rollouts_to_wandb=False).upload_rollouts is False
-
-
-RESULTS = """
-{"_ng_task_index":0,"_ng_rollout_index":0,"agent_ref":{"name":"alpha"},"reward":1.0,"label":"x","responses_create_params":{"input":"hello"},"response":{"id":"r1","output":[],"usage":{"total_tokens":9}}}
-{"_ng_task_index":0,"_ng_rollout_index":1,"agent_ref":{"name":"alpha"},"reward":0.0,"label":"y","responses_create_params":{"input":"hello"},"response":{"id":"r2","output":[],"usage":{}}}
-{"_ng_task_index":1,"_ng_rollout_index":0,"agent_ref":{"name":"beta"},"reward":0.5,"responses_create_params":{"input":"bye"}}
-{"_ng_task_index":2,"_ng_rollout_index":0,"agent_ref":{},"reward":0.5}
-"""
-REQUESTS = {
-    "alpha": [
-        {
-            "_ng_task_index": 0,
-            "_ng_rollout_index": 0,
-            "agent_ref": {"name": "alpha"},
-            "reward": 1.0,
-            "label": "x",
-            "response": {"usage": {"total_tokens": 9}},
-        },
-        {
-            "_ng_task_index": 0,
-            "_ng_rollout_index": 1,
-            "agent_ref": {"name": "alpha"},
-            "reward": 0.0,
-            "label": "y",
-        },
-    ],
-    "beta": [{"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "beta"}, "reward": 0.5}],
-}
-
-
-@pytest.fixture
-def metrics_client(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """A client behind which the library's own aggregation answers."""
-    from nemo_gym.reward_profile import compute_aggregate_metrics
-
-    async def post(server_name: str, url_path: str, json: AggregateMetricsRequest) -> MagicMock:
-        content = compute_aggregate_metrics(json.verify_responses).model_dump_json().encode()
-        return MagicMock(ok=True, read=AsyncMock(return_value=content))
-
-    client = MagicMock(spec=ServerClient)
-    client.post = AsyncMock(side_effect=post)
-    monkeypatch.setattr(RolloutCollectionHelper, "setup_server_client", lambda self, head_server_config=None: client)
-    return client
-
-
-def test_each_agent_is_asked_for_the_metrics_of_its_stripped_results(metrics_client: MagicMock) -> None:
-    results = [json.loads(line) for line in RESULTS.split("\n") if line]
-
-    path = asyncio.run(RolloutCollectionHelper()._call_aggregate_metrics(results, results, "eval.jsonl"))
-
-    calls = [call.kwargs for call in metrics_client.post.await_args_list]
-    assert {call["server_name"]: call["json"].verify_responses for call in calls} == REQUESTS
-    assert {call["url_path"] for call in calls} == {"/aggregate_metrics"}
-    assert path == Path("eval_aggregate_metrics.json")
-    golden = Path(__file__).parent / "metrics" / "golden" / "two_agents_aggregate_metrics.json"
-    assert path.read_bytes() == golden.read_bytes().rstrip()
-
-
-def test_the_values_for_a_tracker_are_flat(metrics_client: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = MagicMock()
-    monkeypatch.setattr("nemo_gym.exporters.wandb.get_wandb_run", lambda: tracker)
-    results = [json.loads(line) for line in RESULTS.split("\n") if line]
-
-    asyncio.run(RolloutCollectionHelper()._call_aggregate_metrics(results, results, "eval.jsonl"))
-
-    (values,) = tracker.log.call_args.args
-    statistics = {
-        "alpha": {"mean": 0.5, "max": 1.0, "min": 0.0, "median": 0.5, "std": 0.7071067811865476},
-        "beta": {"mean": 0.5, "max": 0.5, "min": 0.5, "median": 0.5, "std": 0.0},
-    }
-    expected = {
-        f"{agent}/{name}/reward": value for agent, values in statistics.items() for name, value in values.items()
-    }
-    expected |= {f"alpha/{name}/total_tokens": 9.0 for name in ("mean", "max", "min", "median")}
-    expected |= {f"key_metrics/{name}": 0.5 for name in ("alpha/mean/reward", "beta/mean/reward")}
-    assert values == pytest.approx({**expected, "key_metrics/alpha/mean/total_tokens": 9.0})
-
-
-def test_without_results_nobody_is_asked_and_nothing_is_written(metrics_client: MagicMock) -> None:
-    path = asyncio.run(RolloutCollectionHelper()._call_aggregate_metrics([], [], "eval.jsonl"))
-
-    assert path is None
-    assert list(Path().iterdir()) == []
-    metrics_client.post.assert_not_called()
 
 
 def test_a_failure_of_somebody_elses_dispatcher_is_not_swallowed() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ class NotBuiltError(GymError):
     """A server cannot be built in this process."""
 
 
+_UNREACHABLE: ContextVar[list[NotBuiltError]] = ContextVar("servers that an agent called in vain")
+
+
 @dataclass(frozen=True)
 class _Built:
     server: SimpleServer
@@ -83,16 +87,19 @@ class OfflineAgents:
     async def ask(self, agent: str, records: Collection[Result]) -> object:
         """What the agent's `/aggregate_metrics` answers."""
         client = _InMemoryClient.of(self)
+        unreachable: list[NotBuiltError] = []
+        token = _UNREACHABLE.set(unreachable)
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 response = await client.post(server_name=agent, url_path=AGGREGATE_PATH, **request_of(records))
                 await raise_for_status(response)
                 return await get_response_json(response)
-        except GymError as error:
-            unbuilt = [found for found in self._built.values() if isinstance(found, NotBuiltError)]
-            if not unbuilt:
+        except GymError:
+            if not unreachable:
                 raise
-            self._give_up(agent, unbuilt[-1] if not isinstance(error, NotBuiltError) else error)
+            self._give_up(agent, unreachable[0])
+        finally:
+            _UNREACHABLE.reset(token)
         return _baseline(records)
 
     def build(self, name: str) -> _Built:
@@ -159,9 +166,13 @@ class _InMemoryClient(ServerClient):
         """Answer by the server itself, through its routes."""
         path = url_path if url_path.startswith("/") else f"/{url_path}"
         request = local_request(method, f"http://{_NOWHERE.host}:{_NOWHERE.port}", path, with_json_body(kwargs))
-        if request is None:
-            raise NotBuiltError(f"{server_name}{path} is called in a way that takes a running server")
-        hosted = self._agents.build(server_name).hosted
+        try:
+            if request is None:
+                raise NotBuiltError(f"{server_name}{path} is called in a way that takes a running server")
+            hosted = self._agents.build(server_name).hosted
+        except NotBuiltError as error:
+            _UNREACHABLE.get([]).append(error)
+            raise
         response: Any = await call_local_app(hosted, _NOWHERE, request, request.timeout_s or _TIMEOUT_S)
         return response  # type: ignore[no-any-return]
 

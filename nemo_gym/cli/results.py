@@ -104,7 +104,7 @@ def _interval(coverage: dict[str, Any], mean: str) -> str:
 def _number(value: Any) -> str:
     if isinstance(value, bool) or value is None or not isinstance(value, int | float):
         return shown(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def _print_failures(summary: RunSummary) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, listed
 from nemo_gym.jsonl import write_aside
 
 logger = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ class MetricsFiles:
         if not found:
             return True
         conflict = path.with_name(f"{path.stem}_conflict.json")
-        self._replace(conflict, content)
         self.conflicts.append((conflict, known))
         shown = "".join(f"\n  {line}" for line in found[:_SHOWN])
         more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         logger.warning("%s disagrees with the data:%s%s", known, shown, more)
+        self._replace(path if self.overwrite else conflict, content)
         if self.overwrite:
-            self._replace(path, content)
+            conflict.unlink(missing_ok=True)  # of an earlier refusal
         return self.overwrite
 
     def settle(self) -> None:
@@ -84,14 +84,14 @@ class MetricsFiles:
         """
         if not self.conflicts:
             return
-        listed = "".join(f"\n  {conflict} (new) against {known} (old)" for conflict, known in self.conflicts)
-        message = f"Found conflicting aggregate metrics that need to be corrected:{listed}"
         if self.overwrite:
-            logger.warning("%s\nThe old ones were overwritten.", message)
+            logger.warning("Metrics that disagreed were overwritten: %s", listed(known for _, known in self.conflicts))
             return
+        named = "".join(f"\n  {conflict} (new) against {known} (old)" for conflict, known in self.conflicts)
         raise MetricsConflictError(
-            f"{message}\nIf the new metrics are right, delete the old files and the new, and run the command again, or "
-            "pass +overwrite_metrics_conflicts=true. If they are not, correct the data."
+            f"Found conflicting aggregate metrics that need to be corrected:{named}\n"
+            "If the new metrics are right, delete the old files and the new, and run the command again, or pass "
+            "+overwrite_metrics_conflicts=true. If they are not, correct the data."
         )
 
     def _replace(self, path: Path, content: Mapping[str, Any]) -> None:

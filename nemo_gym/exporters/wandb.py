@@ -7,7 +7,8 @@ ever either: opening and closing its run have an end.
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,21 +69,34 @@ def active_run() -> WandbRun | None:
 
 
 @contextmanager
-def wandb_run(config: DictConfig) -> Iterator[WandbRun | None]:
+def wandb_run(config: DictConfig, command: Sequence[str] = ()) -> Iterator[WandbRun | None]:
     """The run that `config` asks for, open while inside; None when it asks for none or it cannot be opened.
 
-    A run that this process opened before is used instead, and left open.
+    `command` is what is recorded as the command line; the real one may hold secrets. A run that this process opened
+    before is used instead, and left open.
     """
     active = active_run()
     if active is not None:
         yield active
         return
-    run = _open(config)
+    with _command_line(command):
+        run = _open(config)
     try:
         yield run
     finally:
         if run is not None:
             run.finish()
+
+
+@contextmanager
+def _command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """W&B takes the command line from `sys.argv` and offers no other way."""
+    before = sys.argv
+    sys.argv = list(arguments) or before[:1]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _open(config: DictConfig) -> WandbRun | None:

@@ -8,12 +8,15 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from nemo_gym.rl.threads import DaemonThreads
+
 T = TypeVar("T")
+
+_THREADS = DaemonThreads()
 
 
 async def call(method: Any, *arguments: Any, **options: Any) -> Any:
@@ -29,11 +32,7 @@ async def call(method: Any, *arguments: Any, **options: Any) -> Any:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run `function` in a thread of its own.
-
-    A call that never returns costs a thread, but keeps neither other calls waiting nor the program from ending,
-    as it would in a pool.
-    """
+    """Run `function` in a thread; one that never returns keeps nobody waiting but its caller."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -52,7 +51,7 @@ async def in_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, *outcome)
 
-    threading.Thread(target=run, name="nemo-gym-rl-call", daemon=True).start()
+    _THREADS.submit(run)
     return await answer
 
 

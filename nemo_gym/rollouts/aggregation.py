@@ -16,7 +16,6 @@ from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.server_client import ServerClient, setup_server_client
 from nemo_gym.http.session import close_global_aiohttp_client
-from nemo_gym.jsonl import iter_lines, parse
 from nemo_gym.rollouts.aggregate import AGGREGATE_PATH, AgentRecords, add_failures
 from nemo_gym.rollouts.aggregation_summary import AggregationSummary
 from nemo_gym.rollouts.compact import without_garbage_collection
@@ -29,6 +28,7 @@ from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result
 from nemo_gym.rollouts.shard_configs import check_configs
 from nemo_gym.rollouts.shards import ShardFiles, find_shards
+from nemo_gym.rollouts.sidecar import readable_records
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ async def _combined(
     for agent in summary.expectations.by_agent:
         intake.groups.setdefault(agent, AgentRecords())
     for paths in [*map(RolloutPaths, index.paths), *summary.files.without_rollouts]:
-        add_failures(intake.groups, _readable(paths.failures))
+        add_failures(intake.groups, readable_records(paths.failures))
     summary.report()
     with _output(config.paths):
         if config.merge_shards:
@@ -178,19 +178,6 @@ def _refuse_to_overwrite_run(config: RolloutAggregationConfig, files: ShardFiles
             f"+output_jsonl_fpath={output.rollouts} holds the rollouts of a run (see {output.manifest}), which are not "
             "among the input files and would be lost; choose another output"
         )
-
-
-def _readable(path: Path) -> Iterator[Result]:
-    """The objects in a sidecar that may be torn or not there."""
-    if not path.exists():
-        return
-    for line in iter_lines(path):
-        try:
-            record = parse(line.content)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from nemo_gym.metrics.profile import RewardProfiler
 from nemo_gym.metrics.select import select_tasks
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import NG_FAILURE_CLASS_KEY, Result, RolloutKey, Row, key_or_none
+from nemo_gym.rollouts.sidecar import readable_records
 from nemo_gym.rollouts.stored import stripped
 from nemo_gym.rollouts.terminal import shown
 from nemo_gym.schemas.reward_profile_config import RewardProfileConfig
@@ -156,11 +157,9 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 def _failures(path: Path) -> list[Failures]:
     """The failures in a sidecar, by class; none when there is no sidecar."""
-    if not path.exists():
-        return []
     attempts: dict[str, int] = {}
     rollouts: dict[str, set[RolloutKey]] = {}
-    for record in _objects(path):
+    for record in readable_records(path):
         name = shown(record.get(NG_FAILURE_CLASS_KEY) or _NO_CLASS, _CLASS_LENGTH)
         attempts[name] = attempts.get(name, 0) + 1
         key = key_or_none(record)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.jsonl import write_aside
 from nemo_gym.rollouts.config import RolloutCollectionConfig
 from nemo_gym.rollouts.lock import RunLock
@@ -20,7 +20,7 @@ from nemo_gym.rollouts.reconcile import describe_rows, input_path, reconcile
 from nemo_gym.rollouts.record import Outcome
 from nemo_gym.rollouts.resume import Plan, plan_fresh, plan_resumed, read_gate
 from nemo_gym.rollouts.rows import InputRows, Repeats
-from nemo_gym.rollouts.store import RolloutStore, archive_previous
+from nemo_gym.rollouts.store import RolloutStore, StoreError, archive_previous
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +98,13 @@ def open_run(
     _refuse_overlap(config)
     with _only_writer(paths):
         is_resumed = resumes(config)
-        if is_resumed:
-            manifest = reconcile(config, facts or RunFacts())
-        else:
-            manifest = _start_afresh(config, facts or RunFacts(), rows)
-        if manifest is not None:
-            write_manifest(manifest, paths.manifest)
+        with _explaining_disk_errors():
+            if is_resumed:
+                manifest = reconcile(config, facts or RunFacts())
+            else:
+                manifest = _start_afresh(config, facts or RunFacts(), rows)
+            if manifest is not None:
+                write_manifest(manifest, paths.manifest)
         run = Run(config, RolloutStore(paths), manifest, is_resumed)
         try:
             yield run
@@ -133,8 +134,20 @@ def _only_writer(paths: RolloutPaths) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _explaining_disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except GymError:
+        raise
+    except OSError as error:
+        raise StoreError(f"the run cannot be prepared: {error}; make room for its files and start again") from error
+
+
 def _refuse_overlap(config: RolloutCollectionConfig) -> None:
-    """An input that is one of the run's own files would be moved away or overwritten."""
+    """What is no file of a run, and an input that is one of them, would be moved away or overwritten."""
+    if config.paths.rollouts.is_dir():
+        raise ConfigError(f"+output_jsonl_fpath={config.output_jsonl_fpath} is a folder; name a file in it")
     given = input_path(config)
     if given is not None and any(path.exists() and path.samefile(given) for path in config.paths.of_one_run):
         raise ConfigError(

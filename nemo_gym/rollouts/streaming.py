@@ -89,10 +89,15 @@ async def conclude(run: Run, plan: Plan, ask: Ask, summary: RunSummary, tracker:
     if metrics is None:
         summary.stopped = Stop(StopKind.INTERRUPTED, "interrupted while the metrics were computed")
     elif metrics:
-        write_metrics(metrics, summary.paths.aggregate_metrics)
-        summary.metrics, summary.metrics_path = metrics, summary.paths.aggregate_metrics
+        summary.metrics = metrics
         if tracker is not None:
             tracker.log(values_for_tracking(metrics))
+        try:
+            write_metrics(metrics, summary.paths.aggregate_metrics)
+        except OSError as error:
+            summary.metrics_problem = f"they cannot be written: {error}"
+        else:
+            summary.metrics_path = summary.paths.aggregate_metrics
 
 
 def lines_to_upload(paths: RolloutPaths) -> Iterable[bytes]:

@@ -4,6 +4,9 @@ from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
 
 BUNDLED: frozenset[tuple[str, str]] = frozenset(
     {
+        (AGENTS_TYPE, "function_agent"),
+        (AGENTS_TYPE, "non_executing_simple_agent"),
+        (AGENTS_TYPE, "remote_agent"),
         (AGENTS_TYPE, "simple_agent"),
         (MODELS_TYPE, "azure_openai_model"),
         (MODELS_TYPE, "inference_provider"),
@@ -15,6 +18,7 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (RESOURCES_TYPE, "example_multi_step"),
         (RESOURCES_TYPE, "example_session_state_mgmt"),
         (RESOURCES_TYPE, "example_single_tool_call"),
+        (RESOURCES_TYPE, "instruction_following"),
         (RESOURCES_TYPE, "math_with_judge"),
         (RESOURCES_TYPE, "mcqa"),
         (RESOURCES_TYPE, "reasoning_gym"),

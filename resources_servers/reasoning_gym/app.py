@@ -26,6 +26,7 @@ from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox.child import Limits
 from nemo_gym.sandbox.pool import IsolatedPool
 from nemo_gym.sandbox.process import IsolatedProcess, Outcome, SandboxError, Work
+from nemo_gym.server_utils import per_process_cap
 from resources_servers.reasoning_gym.answers import extract_answer
 
 _WORK = Work("resources_servers.reasoning_gym.scoring", roots=(Path(__file__).absolute().parents[2], PARENT_DIR))
@@ -88,7 +89,8 @@ class ReasoningGymResourcesServer(SimpleResourcesServer):
     def model_post_init(self, context: Any, /) -> None:
         """Prepare the scoring processes; they start when they are needed."""
         super().model_post_init(context)
-        self._scorers = IsolatedPool(_WORK, self.config.scoring_processes, require_isolation=False)
+        processes = per_process_cap(self.config.scoring_processes) or 1
+        self._scorers = IsolatedPool(_WORK, processes, require_isolation=False)
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the scoring processes end with the app."""

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import io
 import re
 from collections.abc import Callable
@@ -36,6 +37,7 @@ _FORMULA_TASKS = frozenset(
 """Their scorers have sympy evaluate what the model wrote, which could be a program that writes its own score."""
 _NO_FORMULA = re.compile(r"""["'_\\]|\.\s*[^\W\d]""")
 
+_VERSION = importlib.metadata.version("reasoning-gym")
 _SUSPICIOUS = 0.5
 """Below this the row's own answer is scored too, to see that it does better. (Some scorers reward any text a bit.)"""
 
@@ -52,7 +54,7 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
     if scorer is None:
         near = similar_names(task, DATASETS)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        return {"problem": f"reasoning-gym {reasoning_gym.__version__} cannot score the task {task!r}{hint}"}
+        return {"problem": f"reasoning-gym {_VERSION} cannot score the task {task!r}{hint}"}
     if task in _FORMULA_TASKS and _NO_FORMULA.search(given):
         return {"score": 0.0, "error": "a formula has no quotes, attributes or underscores"}
     score, error = _score(scorer, task, entry, given)
@@ -62,7 +64,7 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
             return {
                 "problem": f"the scorer of {task!r} rejects the row's own answer too"
                 f"{f' ({reference_error})' if reference_error else ''}; question, answer and metadata must be what "
-                f"reasoning-gym {reasoning_gym.__version__} generates"
+                f"reasoning-gym {_VERSION} generates"
             }
     return {"score": score, "error": error}
 

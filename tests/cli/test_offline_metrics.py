@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import nemo_gym.global_config
-from nemo_gym.cli.offline_metrics import OfflineAgents
+from nemo_gym.cli.offline_metrics import NotBuiltError, OfflineAgents
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.rollouts.aggregate import AggregationError
 from nemo_gym.rollouts.aggregation import RolloutAggregationHelper
@@ -256,3 +256,23 @@ def test_a_hook_that_fails_is_an_error_as_it_is_with_servers(write: Write, aggre
 
     with pytest.raises(AggregationError, match=r"agent 'agent': its class failed .*ZeroDivisionError"):
         aggregate(env=environment("mine"), agent=simple_agent())
+
+
+def test_an_agent_that_fails_by_itself_is_an_error(write: Write, aggregate: Aggregate) -> None:
+    write(
+        "responses_api_agents",
+        "my_agent",
+        AGENT
+        + "    async def aggregate_metrics(self, body: AggregateMetricsRequest): raise ValueError('its own fault')\n",
+    )
+
+    with pytest.raises(AggregationError, match=r"agent 'agent' could not be asked for its metrics: 500.*its own fault"):
+        aggregate(agent={"responses_api_agents": {"my_agent": {"entrypoint": "app.py"}}})
+
+
+def test_a_model_is_never_built(aggregate: Aggregate) -> None:
+    aggregate()
+    agents = OfflineAgents(nemo_gym.global_config.get_global_config_dict())
+
+    with pytest.raises(NotBuiltError, match="'policy_model' is a model"):
+        agents.build("policy_model")

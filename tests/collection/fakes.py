@@ -37,6 +37,7 @@ class FakeRun:
         self.rows: list[Row] = []
         """Every row that arrived, in that order."""
         self.keep_rows = True
+        self.instances: list[Row] = []
         self.asked: Counter[str] = Counter()
         """How often each path was asked for."""
         self.metric_requests: list[Row] = []
@@ -77,7 +78,7 @@ class FakeRun:
         return web.json_response({"status": "ok", "run_id": "fake-run", "folder": "/somewhere"})
 
     async def _instances(self, request: web.Request) -> web.Response:
-        return web.json_response([])
+        return web.json_response(self.instances)
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         row = await request.json()

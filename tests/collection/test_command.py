@@ -1,6 +1,5 @@
 """`ng_collect_rollouts` as a user sees it: what it prints, how it exits, what it leaves alone."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.collection.conftest import Collect
-from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, right_away, rows_of, write_rows
+from tests.collection.fakes import FakeRun, Row, failing_with, lines_in, right_away, rows_of, write_rows
 
 PATHS = ["out_materialized_inputs.jsonl", "out.jsonl", "out_aggregate_metrics.json"]
 
@@ -35,6 +34,21 @@ def test_progress_ends_at_a_hundred_percent_and_the_whole_count(collect: Collect
 
     assert "Collecting rollouts: 100%" in progress[-1]
     assert "10/10" in progress[-1]
+
+
+def test_what_is_left_is_listed_by_agent_as_shares_of_the_run_are_done(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), [*rows_of(7, "alpha"), *rows_of(3, "beta")])
+
+    stderr = collect("+num_samples_in_parallel=1").stderr
+
+    listings = re.findall(r"Examples left\n((?:\d\. \w+: \d+\n)+)", stderr)
+    assert [re.findall(r"(\w+): (\d+)", listing) for listing in listings] == [
+        [("alpha", "5"), ("beta", "3")],
+        [("alpha", "3"), ("beta", "3")],
+        [("beta", "3"), ("alpha", "1")],
+        [("beta", "2")],
+        [("beta", "1")],
+    ]
 
 
 def test_the_default_concurrency_is_printed(fake_run: FakeRun, collect: Collect) -> None:
@@ -190,6 +204,17 @@ def test_without_a_head_server_nothing_is_touched_and_the_remedy_is_named(fake_r
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
+def test_a_folder_is_not_taken_for_an_output_file(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(1))
+    Path("out.jsonl").mkdir()
+
+    done = collect()
+
+    assert done.exit_code == 2
+    assert "+output_jsonl_fpath=out.jsonl is a folder; name a file in it" in done.stderr
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
 def test_a_fresh_run_moves_the_earlier_one_away_and_says_where(collect: Collect) -> None:
     write_rows(Path("in.jsonl"), rows_of(2))
     collect()
@@ -222,93 +247,3 @@ def test_the_marker_of_a_failed_request_is_on_stdout_when_request_debugging_is_o
     assert "/run failed" not in quiet.stdout
     assert loud.stdout.splitlines()[0] == marker + '"agent_name": "alpha"}'
     assert "do not show" not in loud.stdout
-
-
-def test_aggregation_can_be_left_for_later(fake_run: FakeRun, collect: Collect) -> None:
-    write_rows(Path("in.jsonl"), rows_of(2))
-
-    done = collect("+disable_aggregation=true")
-
-    assert done.exit_code == 0
-    assert "Aggregate metrics: None" in done.stdout
-    assert "ng_aggregate_rollouts" in done.stdout
-    assert fake_run.metric_requests == []
-    assert not Path("out_aggregate_metrics.json").exists()
-
-
-def test_an_agent_that_cannot_compute_metrics_costs_no_rollout_and_is_asked_again_on_resume(
-    fake_run: FakeRun, collect: Collect
-) -> None:
-    fake_run.metrics_status = 500
-    write_rows(Path("in.jsonl"), rows_of(2))
-    first = collect()
-    fake_run.metrics_status = 200
-
-    second = collect("+resume_from_cache=true")
-
-    assert first.exit_code == 1
-    assert "Rollouts: 2 of 2 finished" in first.stdout
-    assert re.search(r"^No metrics: agent 'alpha' could not be asked.*out of order", first.stdout, re.MULTILINE)
-    assert first.stderr.splitlines()[-1].startswith("The metrics are missing. Go on with: ")
-    assert second.exit_code == 0
-    assert fake_run.asked["/run"] == 2
-    assert Path("out_aggregate_metrics.json").exists()
-
-
-def test_every_agent_gets_its_entry_in_the_order_of_their_names(fake_run: FakeRun, collect: Collect) -> None:
-    fake_run.answer = failing_with(422, lambda row: row["agent_ref"]["name"] == "alpha")
-    write_rows(Path("in.jsonl"), [*rows_of(2, "beta"), *rows_of(3, "alpha")])
-
-    collect("+max_attempts=1")
-
-    alpha, beta = json.loads(Path("out_aggregate_metrics.json").read_text())
-    assert [alpha["agent_ref"], beta["agent_ref"]] == [{"name": "alpha"}, {"name": "beta"}]
-    assert list(beta) == ["agent_ref", "agent_metrics", "key_metrics", "group_level_metrics", "coverage"]
-    assert alpha["agent_metrics"] == {}  # nothing of it was finished, so it was not asked
-    assert alpha["coverage"]["failed"]["rollouts"] == 3
-    assert [len(request["verify_responses"]) for request in fake_run.metric_requests] == [2]
-
-
-def test_metrics_are_asked_for_in_task_order_and_without_the_bulk(fake_run: FakeRun, collect: Collect) -> None:
-    async def last_first(row: Row, attempt: int) -> Any:
-        if row["n"] < 3:
-            await ended[row["n"] + 1].wait()
-        ended[row["n"]].set()
-        return {**row, "reward": 1.0, "note": "half a \ud83d", "response": {"output": ["long"], "usage": {"n": 1}}}
-
-    ended = [asyncio.Event() for _ in range(4)]
-    fake_run.answer = last_first
-    write_rows(Path("in.jsonl"), rows_of(4))
-
-    assert collect().exit_code == 0
-
-    assert [line["n"] for line in lines_in(Path("out.jsonl"))] == [3, 2, 1, 0]
-    (request,) = fake_run.metric_requests
-    assert [record["n"] for record in request["verify_responses"]] == [0, 1, 2, 3]
-    assert list(request["verify_responses"][0]) == [
-        "n",
-        "agent_ref",
-        "_ng_task_index",
-        "_ng_rollout_index",
-        "reward",
-        "note",
-        "response",
-    ]
-    assert request["verify_responses"][0]["response"] == {"usage": {"n": 1}}
-    assert request["verify_responses"][0]["note"] == "half a ?"
-
-
-def test_rollouts_that_belong_to_no_row_stay_in_the_file_and_out_of_the_metrics(
-    fake_run: FakeRun, collect: Collect
-) -> None:
-    write_rows(Path("in.jsonl"), rows_of(3))
-    collect("+limit=2")
-    stranger = {"_ng_task_index": 9, "_ng_rollout_index": 0, "agent_ref": {"name": "alpha"}, "reward": 0.0}
-    with Path("out.jsonl").open("a") as file:
-        file.write(json.dumps(stranger) + "\n")
-
-    done = collect("+resume_from_cache=true", "+limit=3")
-
-    assert "holds 1 rollouts that belong to no row" in done.stderr
-    assert keys_in(Path("out.jsonl")) == [(0, 0), (1, 0), (2, 0), (9, 0)]
-    assert len(fake_run.metric_requests[-1]["verify_responses"]) == 3

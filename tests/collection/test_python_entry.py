@@ -5,6 +5,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import aiohttp
 import pytest
@@ -13,7 +14,7 @@ from aiohttp import web
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 from tests.collection.conftest import Collect
-from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, right_away, rows_of, write_rows
+from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, right_away, rows_of, serve, write_rows
 
 pytestmark = pytest.mark.usefixtures("head_config", "quick_retries")
 
@@ -246,6 +247,34 @@ def test_all_four_artifacts_appear_in_a_folder_that_did_not_exist(fake_run: Fake
         "out_materialized_inputs.jsonl",
         "out_aggregate_metrics.json",
     }
+
+
+def test_an_agent_that_runs_more_than_once_shares_its_rollouts_out(fake_run: FakeRun) -> None:
+    with serve(FakeRun("alpha")) as second:
+        agent = {"server_type": "responses_api_agents", "process_name": "alpha", "host": "127.0.0.1"}
+        fake_run.instances = [{**agent, "port": fake_run.port}, {**agent, "port": second.port}, {"host": None}]
+        write_rows(Path("in.jsonl"), rows_of(10))
+
+        run()
+
+    assert sorted(fake_run.keys() + second.keys()) == [(n, 0) for n in range(10)]
+    assert min(len(fake_run.rows), len(second.rows)) > 0
+
+
+def test_a_tracker_that_is_open_already_gets_rollouts_and_metrics(
+    fake_run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = MagicMock()
+    monkeypatch.setattr("nemo_gym.exporters.wandb.get_wandb_run", lambda: tracker)
+    fake_run.answer = failing_with(422, lambda row: row["n"] == 0)
+    write_rows(Path("in.jsonl"), rows_of(2))
+
+    run(max_attempts=1)
+
+    (uploaded,), (metrics,) = (call.args for call in tracker.log.call_args_list)
+    assert [json.loads(line)["_ng_task_index"] for (line,) in uploaded["Rollouts"].data] == [1, 0]
+    assert metrics["alpha/mean/reward"] == 1.0
+    tracker.finish.assert_not_called()
 
 
 def test_a_trainer_gets_its_own_rows_back_as_they_finish(fake_run: FakeRun) -> None:

@@ -10,14 +10,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.collection.fakes import Row, keys_in, lines_in, write_rows
-
-pytestmark = pytest.mark.xdist_group("collection on real servers")
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 FAULTS: list[Row] = [
@@ -227,34 +224,29 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def ended(servers: Servers) -> dict[str, tuple[int, str, str, Path]]:
-    """All cases at once: most of their time is spent waiting for retries."""
-    started: dict[str, tuple[Any, Path]] = {}
-    for name, case in CASES.items():
-        folder = servers.folder / name.replace(" ", "_")
-        write_rows(folder / "in.jsonl", weather_rows("flaky_agent", ROWS, case.unlucky))
-        started[name] = servers.collect("+num_samples_in_parallel=8", *case.options, folder=folder), folder
-    return {name: (*finish(process), folder) for name, (process, folder) in started.items()}
+def test_one_row_that_always_fails_costs_only_itself(servers: Servers) -> None:
+    started: dict[str, subprocess.Popen[str]] = {}
+    for name, case in CASES.items():  # all at once: most of their time is spent waiting for retries
+        write_rows(Path(name) / "in.jsonl", weather_rows("flaky_agent", ROWS, case.unlucky))
+        started[name] = servers.collect("+num_samples_in_parallel=8", *case.options, folder=Path(name))
+    ended = {name: finish(process) for name, process in started.items()}
+
+    for name, (code, stdout, stderr) in ended.items():
+        assert code == 1, f"{name}: {stderr}"
+        assert f"Rollouts: {ROWS - 1} of {ROWS} finished, 1 failed" in stdout, name
+        assert "Collecting rollouts: 100%" in stderr, name
+        assert f"{ROWS}/{ROWS}" in stderr, name
+        assert keys_in(Path(name) / "out.jsonl") == [(n, 0) for n in range(ROWS) if n != UNLUCKY], name
+        check_failures(lines_in(Path(name) / "out_failures.jsonl"), CASES[name])
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_row_that_always_fails_costs_only_itself(name: str, ended: dict[str, tuple[int, str, str, Path]]) -> None:
-    code, stdout, stderr, folder = ended[name]
-    case = CASES[name]
-
-    assert code == 1, stderr
-    assert keys_in(folder / "out.jsonl") == [(n, 0) for n in range(ROWS) if n != UNLUCKY]
-    failures = lines_in(folder / "out_failures.jsonl")
-    assert [line.get("_ng_attempt_index") for line in failures] == [None, 1, 2]
-    assert {line["_ng_task_index"] for line in failures} == {UNLUCKY}
-    assert {line["_ng_failure_class"] for line in failures} == {case.failure_class}
-    assert {line["_ng_failure_status"] for line in failures} == {case.status}
-    assert {line["_ng_failure_server"] for line in failures} == {case.server}
-    assert all("reward" not in line and "_ng_failure_terminal" not in line for line in failures)
-    assert f"Rollouts: {ROWS - 1} of {ROWS} finished, 1 failed" in stdout
-    assert "Collecting rollouts: 100%" in stderr
-    assert f"{ROWS}/{ROWS}" in stderr
+def check_failures(failures: list[Row], case: Case) -> None:
+    assert [line.get("_ng_attempt_index") for line in failures] == [None, 1, 2], case
+    assert {line["_ng_task_index"] for line in failures} == {UNLUCKY}, case
+    assert {line["_ng_failure_class"] for line in failures} == {case.failure_class}, case
+    assert {line["_ng_failure_status"] for line in failures} == {case.status}, case
+    assert {line["_ng_failure_server"] for line in failures} == {case.server}, case
+    assert all("reward" not in line and "_ng_failure_terminal" not in line for line in failures), case
 
 
 def test_a_wrong_key_stops_the_run_after_three_rollouts_with_one_clear_message(servers: Servers) -> None:

@@ -162,6 +162,18 @@ def test_a_full_disk_ends_the_run_with_what_is_finished_and_resume_goes_on(fake_
     assert keys_in(Path("out.jsonl")) == [(n, 0) for n in range(20)]
 
 
+def test_a_disk_without_room_for_the_rows_is_an_error_before_any_request(fake_run: FakeRun, start: Start) -> None:
+    write_rows(Path("in.jsonl"), rows_of(200))
+
+    full = start("+num_repeats=20", largest_file=100_000)
+
+    assert full.wait() == 1
+    assert "Error: the run cannot be prepared: [Errno 27] File too large" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert fake_run.rows == []
+    assert list(Path().glob("out*")) == []
+
+
 def test_killed_at_random_moments_and_resumed_each_time_no_rollout_is_lost_or_doubled(
     fake_run: FakeRun, start: Start
 ) -> None:

@@ -96,3 +96,19 @@ def test_a_mistake_is_one_message_without_a_traceback(installed: Path, tmp_path:
     assert missing.returncode == 2
     assert "nowhere.yaml" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+def test_what_people_make_with_the_wheel_goes_below_their_folder(installed: Path, tmp_path: Path) -> None:
+    made = run(installed / "ng_init_resources_server", "+entrypoint=resources_servers/mine", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "resources_servers/mine/tests/test_app.py").is_file()
+
+    listed = run(installed / "ng_list_benchmarks", "+json=true", cwd=tmp_path)
+    assert {benchmark["name"] for benchmark in json.loads(listed.stdout)} >= {"gsm8k", "reasoning_gym_mini"}
+
+    source = tmp_path / "gsm8k.jsonl"
+    source.write_text('{"question": "1+1?", "answer": "1+1=2\\n#### 2"}\n')
+    config = "+config_paths=[benchmarks/gsm8k/config.yaml]"
+    prepared = run(installed / "ng_prepare_benchmark", config, f"+source={source}", cwd=tmp_path)
+    assert prepared.returncode == 0, prepared.stderr
+    assert (tmp_path / "benchmarks/gsm8k/data/gsm8k_benchmark.jsonl").is_file()

@@ -323,6 +323,7 @@ def test_metrics_that_changed_are_a_conflict_and_the_old_ones_stay(
     assert json.loads((tmp_path / "t_metrics_conflict.json").read_text())["v"]["Average"] == 2.0
 
     prepare(config, overwrite_metrics_conflicts=True)
+    assert not list(tmp_path.glob("*conflict*"))
     assert json.loads((tmp_path / "t_metrics.json").read_text())["v"]["Average"] == 2.0
     assert json.loads((tmp_path / "out/train.jsonl").read_text().splitlines()[0])["v"] == 2
 

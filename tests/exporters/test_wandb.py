@@ -29,7 +29,11 @@ with wandb_run(config) as run:
 def test_a_run_is_written_in_offline_mode_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120, cwd=tmp_path
+        [sys.executable, "-c", PROGRAM, str(tmp_path), "+any_api_key=planted-secret"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
     )
 
     assert done.returncode == 0, done.stderr

@@ -337,6 +337,22 @@ def test_the_loader_is_used_when_no_head_server_answers(caplog: pytest.LogCaptur
         asyncio.run(Unreachable().aggregate(config))
 
 
+def test_records_of_no_agent_are_merged_but_have_no_metrics() -> None:
+    write("shard-0.jsonl", {"_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0})
+
+    summary = aggregate()
+
+    assert (summary.records, summary.metrics_path, summary.without_agent) == (1, None, 1)
+
+
+def test_an_output_folder_that_cannot_be_made_is_the_users_to_fix() -> None:
+    write_golden_shards()
+    Path("file").touch()
+
+    with pytest.raises(ConfigError, match=r"cannot write to file, the folder of \+output_jsonl_fpath"):
+        aggregate(output="file/merged.jsonl")
+
+
 class Failing(Source):
     async def ask(self, agent: str, records: Collection[Result]) -> object:
         raise OSError(f"{agent} is down")

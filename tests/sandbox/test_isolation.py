@@ -190,7 +190,9 @@ while True:
     assert last_line(outcome) == "RuntimeError: can't start new thread"
 
 
-@pytest.mark.parametrize("target", ["os.getppid()", "1", str(os.getpid()), "-1", "0"])
+@pytest.mark.parametrize(
+    "target", ["os.getppid()", "1", str(os.getpid()), "-1", "0"], ids=["parent", "init", "server", "all", "group"]
+)
 def test_it_cannot_signal_others(run: Run, target: str) -> None:
     outcome = run(f"import os\nos.kill({target}, 9)")
 

@@ -7,7 +7,7 @@ from nemo_gym.cli.command import command
 from nemo_gym.rollouts.config import RolloutAggregationConfig
 
 if TYPE_CHECKING:
-    from nemo_gym.rollouts.aggregation import MetricsSource
+    from nemo_gym.rollouts.metrics_source import MetricsSource
 
 
 @command(RolloutAggregationConfig, needs_model=False, offline=True)

@@ -8,7 +8,7 @@ from nemo_gym.rollouts.config import E2ERolloutCollectionConfig
 
 @command(E2ERolloutCollectionConfig)
 def main(config: E2ERolloutCollectionConfig) -> int:
-    """Prepare the data sets of a split, start the configured servers, collect rollouts, compute metrics, stop.
+    r"""Prepare the data sets of a split, start the configured servers, collect rollouts, compute metrics, stop.
 
     Data that is missing is downloaded, or made by the benchmark's prepare script. Prepared rows go to
     <output without ending>/preprocessed_datasets. Everything else is as with ng_collect_rollouts: Ctrl-C ends the run

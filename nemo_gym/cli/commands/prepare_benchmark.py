@@ -6,7 +6,7 @@ from nemo_gym.schemas.data_config import PrepareBenchmarkConfig
 
 @command(PrepareBenchmarkConfig, needs_model=False, offline=True)
 def main(config: PrepareBenchmarkConfig) -> None:
-    """Run the prepare script of every benchmark in the configuration, which downloads or generates its rows.
+    r"""Run the prepare script of every benchmark in the configuration, which downloads or generates its rows.
 
     All scripts are checked before the first is run. Rows go to the path that the benchmark's data set names, below the
     current folder.

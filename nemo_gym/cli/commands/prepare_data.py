@@ -6,7 +6,7 @@ from nemo_gym.schemas.data_config import TrainDataProcessorConfig
 
 @command(TrainDataProcessorConfig, needs_model=False, offline=True)
 def main(config: TrainDataProcessorConfig) -> None:
-    """Check every row of the data sets that the configured agents declare, and write one file per kind of data.
+    r"""Check every row of the data sets that the configured agents declare, and write one file per kind of data.
 
     Each row gets the name of its agent, benchmarks their prompt, and rows are repeated as their data set says. What
     the rows are like is written to a metrics file beside each data set; one that is there already and says something

@@ -6,7 +6,7 @@ from nemo_gym.schemas.dataset_transfer import UploadJsonlDatasetHuggingFaceConfi
 
 @command(UploadJsonlDatasetHuggingFaceConfig, needs_model=False, offline=True)
 def main(config: UploadJsonlDatasetHuggingFaceConfig) -> None:
-    """Upload a JSONL file as a split of a data set on the Hugging Face hub, and add the data set to a collection.
+    r"""Upload a JSONL file as a split of a data set on the Hugging Face hub, and add the data set to a collection.
 
     The data set is called <hf_organization>/<hf_dataset_prefix>-<domain>-<dataset_name>, where domain, and name if none
     is given, are those of the resources server in resource_config_path. It is made, private, if it does not exist.

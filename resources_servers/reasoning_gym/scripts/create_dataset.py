@@ -1,4 +1,4 @@
-"""Write a data set of generated tasks: `create_dataset.py --tasks gcd,chain_sum --size 500 --seed 1 --output x.jsonl`.
+"""Write a data set of generated tasks: `create_dataset --tasks gcd,chain_sum --size 500 --seed 1 --output x.jsonl`.
 
 The same arguments give the same file on every machine with the same version of reasoning-gym.
 """

@@ -131,7 +131,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(start: Start, tmp_path: Path, s
     before = lines_in(tmp_path / "results/out.jsonl")
     assert 2 <= len(before) < 8
 
-    code, printed, errors = finish(start(*options, "+num_samples_in_parallel=8", "+resume_from_cache=true"))
+    code, _, errors = finish(start(*options, "+num_samples_in_parallel=8", "+resume_from_cache=true"))
     assert code == 0, errors
     after = lines_in(tmp_path / "results/out.jsonl")
     assert after[: len(before)] == before

@@ -161,6 +161,8 @@ def test_a_selection_that_makes_no_sense_writes_nothing(profile: Run) -> None:
 def test_failures_beside_the_rollouts_are_shown_by_class(profile: Run) -> None:
     failed = [{"_ng_task_index": 2, "_ng_rollout_index": 0, "_ng_failure_class": name} for name in ("x<y", "x<y", None)]
     write("rollouts_failures.jsonl", *failed, {"no": "key"})
+    with Path("rollouts_failures.jsonl").open("a") as file:
+        file.write("damaged\n[]\n")
 
     profile("++allow_partial_rollouts=True")
 
