@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
 COVERAGE_FLOOR := 90
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 ifdef UV
 install = test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV); $(UV) pip install --quiet --python $(BIN)/python

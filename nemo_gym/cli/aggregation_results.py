@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from nemo_gym.cli.results import _print_metrics as print_metrics
+from nemo_gym.cli.results import print_metrics
 from nemo_gym.rollouts.aggregate import AgentMetrics
 from nemo_gym.rollouts.aggregation_summary import AggregationSummary
 

@@ -4,12 +4,12 @@ Help pages, error messages, completion and the set of text options all read this
 """
 
 import ast
-import inspect
-import textwrap
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -71,17 +71,34 @@ def meanings_of(config_class: type[BaseModel]) -> dict[str, str]:
 
 
 def _field_docstrings(config_class: type[BaseModel]) -> dict[str, str]:
-    try:
-        source = inspect.getsource(config_class)
-    except (OSError, TypeError):  # made at run time: no source, no docstrings
-        return {}
-    (definition,) = ast.parse(textwrap.dedent(source)).body
+    file = getattr(sys.modules.get(config_class.__module__), "__file__", None)
+    definition = _class_definitions(file).get(config_class.__qualname__) if file else None
     docstrings = {}
-    for statement, following in pairwise(getattr(definition, "body", [])):
+    for statement, following in pairwise(definition.body if definition else ()):
         match statement, following:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docstrings[name] = text
     return docstrings
+
+
+@cache
+def _class_definitions(file: str) -> dict[str, ast.ClassDef]:
+    """The classes of a source file by qualified name; each file is parsed once, however many classes it has."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # no source, no docstrings
+        return {}
+    found: dict[str, ast.ClassDef] = {}
+    open_nodes: list[tuple[ast.AST, str]] = [(tree, "")]
+    while open_nodes:
+        node, prefix = open_nodes.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                found[prefix + child.name] = child
+                open_nodes.append((child, f"{prefix}{child.name}."))
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                open_nodes.append((child, f"{prefix}{child.name}.<locals>."))
+    return found
 
 
 def _option(name: str, field: FieldInfo, config_class: type[BaseModel]) -> Option:

@@ -27,7 +27,7 @@ def print_summary(summary: RunSummary, *, as_json: bool = False) -> None:
         print(orjson.dumps(summary.as_json(), option=orjson.OPT_NON_STR_KEYS).decode())
         return
     for of_agent in summary.metrics:
-        _print_metrics(of_agent)
+        print_metrics(of_agent)
         print()
     if summary.failures.by_class:
         _print_failures(summary)
@@ -66,7 +66,8 @@ def _as_typed(command: Sequence[str], *options: str) -> str:
     return shlex.join([name, *masked_command(kept), *options])
 
 
-def _print_metrics(of_agent: AgentMetrics) -> None:
+def print_metrics(of_agent: AgentMetrics) -> None:
+    """Print the metrics of one agent, and how much of the run they rest on, as a table."""
     table = new_table("metric", "value", "± interval (95 %)", "n")
     print(shown(of_agent.agent))
     coverage = of_agent.coverage or {}

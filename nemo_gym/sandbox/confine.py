@@ -59,6 +59,9 @@ def confine(folder: Path, allowed: list[str], folder_bytes: int) -> Confinement:
     With namespaces the caller goes on as the first process of its namespace.
     """
     result = Confinement(folder)
+    if sys.platform != "linux":  # elsewhere the same numbers may be other system calls
+        result.problems = dict.fromkeys(allowed, f"{sys.platform} has no such thing")
+        allowed = []
     readable = what_python_needs()
     if NAMESPACES in allowed:
         result.attempt(NAMESPACES, lambda: _enter_namespaces(folder, readable, folder_bytes))

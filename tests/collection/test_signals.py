@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.collection.fakes import FakeRun, Row, keys_in, lines_in, right_away, rows_of, write_rows
+from tests.collection.fakes import Answer, FakeRun, Row, keys_in, lines_in, right_away, rows_of, write_rows
 from tests.collection.processes import Collector, wait_until
 
 KILLS = int(os.environ.get("NEMO_GYM_TEST_KILLS", "8"))
@@ -41,11 +41,15 @@ def start(fake_run: FakeRun) -> Iterator[Start]:
         collector.stop()
 
 
-async def first_three_at_once(row: Row, attempt: int) -> Row:
-    """Three rollouts are quick, the next two take a second, all others almost as long as a stop grants them."""
-    if row["n"] >= 3:
-        await asyncio.sleep(1.0 if row["n"] < 5 else 8.0)
-    return await right_away(row, attempt)
+def first_three_at_once(others_s: float = 600.0) -> Answer:
+    """Three rollouts are quick, the next two take a second, all others as long as said."""
+
+    async def answer(row: Row, attempt: int) -> Row:
+        if row["n"] >= 3:
+            await asyncio.sleep(1.0 if row["n"] < 5 else others_s)
+        return await right_away(row, attempt)
+
+    return answer
 
 
 def three_are_finished() -> bool:
@@ -56,7 +60,7 @@ def three_are_finished() -> bool:
 def test_a_signal_lets_what_is_in_flight_finish_and_says_how_to_resume(
     number: signal.Signals, fake_run: FakeRun, start: Start
 ) -> None:
-    fake_run.answer = first_three_at_once
+    fake_run.answer = first_three_at_once()
     write_rows(Path("in.jsonl"), rows_of(20))
     collector = start("+num_samples_in_parallel=2")
     wait_until(lambda: three_are_finished() and fake_run.in_flight == 2, collector)
@@ -79,7 +83,7 @@ def test_a_signal_lets_what_is_in_flight_finish_and_says_how_to_resume(
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_run_can_be_resumed(fake_run: FakeRun, start: Start) -> None:
-    fake_run.answer = first_three_at_once
+    fake_run.answer = first_three_at_once(others_s=8.0)  # less than a single Ctrl-C would grant them
     write_rows(Path("in.jsonl"), rows_of(7))
     collector = start("+json=true")
     wait_until(lambda: fake_run.in_flight == 2 and len(Path("out.jsonl").read_bytes().splitlines()) == 5, collector)
@@ -114,7 +118,7 @@ def test_a_signal_while_metrics_are_computed_loses_nothing(fake_run: FakeRun, st
 
 
 def test_a_second_collector_is_refused_with_the_pid_of_the_first(fake_run: FakeRun, start: Start) -> None:
-    fake_run.answer = first_three_at_once
+    fake_run.answer = first_three_at_once()
     write_rows(Path("in.jsonl"), rows_of(6))
     first = start()
     wait_until(three_are_finished, first)
@@ -129,7 +133,7 @@ def test_a_second_collector_is_refused_with_the_pid_of_the_first(fake_run: FakeR
 
 
 def test_the_lock_of_a_killed_collector_is_taken_over(fake_run: FakeRun, start: Start) -> None:
-    fake_run.answer = first_three_at_once
+    fake_run.answer = first_three_at_once()
     write_rows(Path("in.jsonl"), rows_of(6))
     killed = start()
     wait_until(three_are_finished, killed)

@@ -42,7 +42,10 @@ def test_rollouts_come_by_agent_and_in_task_order() -> None:
 
 
 def test_the_body_is_the_request_for_metrics_and_as_long_as_announced() -> None:
-    bulky: dict[str, Any] = {"response": {"output": ["x"] * 10_000, "usage": {"total_tokens": 3}}, "responses_create_params": {}}
+    bulky: dict[str, Any] = {
+        "response": {"output": ["x"] * 10_000, "usage": {"total_tokens": 3}},
+        "responses_create_params": {},
+    }
     write(PATHS.rollouts, *(record(n, note="ü" * 1_000, **bulky) for n in range(200)))
     (stored,) = stored_by_agent(PATHS, 200).values()
 

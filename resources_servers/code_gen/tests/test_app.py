@@ -1,6 +1,8 @@
 """Programs over HTTP, and whole rollouts with scripted models."""
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,41 @@ def test_a_row_without_usable_tests_is_refused_and_not_scored_zero(client: TestC
 
     assert answer.status_code == 422
     assert "outputs" in answer.text
+
+
+def test_a_program_reaches_neither_keys_nor_files_nor_the_network(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLICY_API_KEY", "very secret")
+    (tmp_path / "env.yaml").write_text("very secret")
+    listening = socket.create_server(("127.0.0.1", 0))
+    program = f"""
+import os, socket
+
+def attempt(action):
+    try:
+        return action()
+    except OSError as error:
+        return "kept out"
+
+print([value for value in os.environ.values() if "secret" in value])
+for action in (
+    lambda: open("/proc/{os.getpid()}/environ").read(),
+    lambda: open({str(tmp_path / "env.yaml")!r}).read(),
+    lambda: open({str(tmp_path / "new")!r}, "w"),
+    lambda: socket.create_connection({listening.getsockname()}, timeout=1),
+    lambda: os.kill(os.getppid(), 9),
+    lambda: os.fork(),
+):
+    print(attempt(action))
+"""
+    tests = {"unit_tests": {"inputs": [""], "outputs": ["[]" + "\nkept out" * 6]}}
+
+    with listening:
+        verdict = post(client, f"```python\n{program}\n```", verifier_metadata=tests).json()
+
+    assert verdict["reward"] == 1.0, verdict["metadata"]
+    assert [path.name for path in tmp_path.iterdir()] == ["env.yaml"]
 
 
 def test_it_refuses_to_start_where_programs_cannot_be_isolated(
