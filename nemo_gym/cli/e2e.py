@@ -32,6 +32,7 @@ from nemo_gym.train_data_utils import TrainDataProcessor
 logger = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 0.25
+_LET_GO_TIMEOUT_S = 30.0
 
 
 def run_end_to_end(
@@ -117,13 +118,13 @@ class _Session:
             await asyncio.wait({collecting, watching}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 collecting.cancel()
-                await asyncio.wait({collecting})
+                await asyncio.wait({collecting}, timeout=_LET_GO_TIMEOUT_S)
                 watching.result()
                 raise KeyboardInterrupt
             return await collecting
         finally:
             watching.cancel()
-            await asyncio.wait({watching})
+            await asyncio.wait({watching}, timeout=_LET_GO_TIMEOUT_S)
 
     async def _watch(self) -> None:
         """Return when this session is to stop; raise when a server has ended."""

@@ -13,7 +13,7 @@ from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.jsonl import to_line
 from nemo_gym.keys import RESOURCES_TYPE, RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.paths import resolve_for_reading
-from nemo_gym.row_files import read_rows
+from nemo_gym.row_files import is_plain, read_rows
 from nemo_gym.schemas.dataset_transfer import (
     BaseUploadJsonlDatasetHuggingFaceConfig,
     DownloadJsonlDatasetHuggingFaceConfig,
@@ -75,7 +75,7 @@ def upload_dataset(config: BaseUploadJsonlDatasetHuggingFaceConfig, hub: Hub) ->
     with explained(f"the data set {repo_id}", "written to"):
         hub.api.create_repo(repo_id, repo_type="dataset", private=True, exist_ok=True)
         commit = hub.api.upload_file(
-            path_or_fileobj=source,
+            path_or_fileobj=source if is_plain(source) else b"".join(to_line(row) for _, row in read_rows(source)),
             path_in_repo=f"{config.split}.jsonl",
             repo_id=repo_id,
             repo_type="dataset",

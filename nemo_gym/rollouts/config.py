@@ -188,8 +188,9 @@ class E2ERolloutCollectionConfig(RowOptions):
 
     @property
     def prepared_dirpath(self) -> Path:
-        """Where the prepared data of this run goes: each output file has a folder of its own."""
-        return Path(self.output_jsonl_fpath).with_suffix("") / "preprocessed_datasets"
+        """Where the prepared data of this run goes: each output file has a folder of its own, named after it."""
+        output = Path(self.output_jsonl_fpath)
+        return output.with_name(output.stem if output.suffix else f"{output.name}_data") / "preprocessed_datasets"
 
     def for_rows_in(self, path: Path) -> RolloutCollectionConfig:
         """The arguments for collecting from a file of prepared rows: agent and prompt are in them already."""

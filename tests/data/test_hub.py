@@ -1,3 +1,4 @@
+import base64
 import io
 import json
 from pathlib import Path
@@ -7,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from nemo_gym.cli.commands import download_dataset_from_hf, upload_dataset_to_hf
 from nemo_gym.data.hub import Hub, HubConfigError, HubError, explained
 from nemo_gym.data.hub_files import files_of_split
 from nemo_gym.data.transfer import collection_of, download_dataset, repo_id_of, upload_dataset
@@ -204,6 +206,29 @@ def test_upload_can_propose_instead_of_commit(hub: Any, tmp_path: Path, environm
     assert upload_dataset(config, client(hub, tmp_path)).endswith("/discussions/1")
     assert "create_pr=1" in hub.commits[0]["query"]
     assert hub.commits[0]["lines"][1]["value"]["path"] == "validation.jsonl"
+
+
+def test_rows_of_another_format_are_uploaded_as_json_lines(hub: Any, tmp_path: Path, environment: None) -> None:
+    Path("rows.csv").write_text("question\n1+1\n")
+    upload_dataset(upload_config(input_jsonl_fpath="rows.csv", split="test"), client(hub, tmp_path))
+    file = hub.commits[0]["lines"][1]["value"]
+    assert file["path"] == "test.jsonl"
+    assert json.loads(base64.b64decode(file["content"])) == {"question": "1+1"}
+
+
+def test_the_commands_move_data_sets(
+    hub: Any, tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub_cache"))
+    hub.publish("o/d", {"train.jsonl": '{"a": 1}\n'})
+    download_dataset_from_hf.main.run(["+repo_id=o/d", "+split=train", "+output_fpath=t.jsonl"])
+    assert capsys.readouterr().out == "t.jsonl\n"
+    assert rows_in("t.jsonl") == [{"a": 1}]
+    given = upload_config(input_jsonl_fpath="t.jsonl", split="test").model_dump(exclude_none=True)
+    upload_dataset_to_hf.main.run(
+        [f"+{name}={str(value).lower() if value is False else value}" for name, value in given.items()]
+    )
+    assert capsys.readouterr().out.startswith(f"{hub.url}/datasets/org/")
 
 
 def test_training_rows_without_parameters_are_not_uploaded(hub: Any, tmp_path: Path, environment: None) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from nemo_gym.data.declared import DeclaredDataset
+from nemo_gym.data.samples import examine
 from nemo_gym.errors import ConfigError
 from nemo_gym.rollouts.config import RolloutCollectionConfig
 from nemo_gym.rollouts.rows import preprocess
+from nemo_gym.schemas.datasets import DatasetConfig
 from nemo_gym.train_data_utils import (
     MissingDatasetError,
     OffendingRowsError,
@@ -81,6 +84,8 @@ def test_kept_offending_rows_are_written_but_not_measured(
     config = agent_config(demo_agent=[example(path, num_repeats=2)])
 
     prepare(config, mode="example_validation", keep_offending_rows=True)
+    examined = examine(DeclaredDataset("demo_agent", DatasetConfig.model_validate(example(path, num_repeats=2))))
+    assert examined.offending_indices(2) == [4, 5]
 
     assert files_below(tmp_path) == [
         "demo.jsonl",
@@ -327,6 +332,31 @@ def test_a_missing_benchmark_is_prepared_when_that_is_allowed(agent_config: Agen
     benchmark = {"name": "b", "type": "benchmark", "jsonl_fpath": "b.jsonl", "prepare_script": "prepare.py"}
     prepare(agent_config(a=[benchmark]), should_download=True)
     assert len(Path("out/benchmark.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"source": {"type": "huggingface", "repo_id": "o/d", "artifact_fpath": "rows/a.jsonl"}},
+        {"source": {"type": "huggingface", "repo_id": "o/d"}},
+        {
+            "huggingface_identifier": {"repo_id": "o/d"},
+            "gitlab_identifier": {"dataset_name": "d", "version": "1", "artifact_fpath": "a"},
+        },
+    ],
+    ids=["one file", "a split", "of two sources the chosen one"],
+)
+def test_a_missing_data_set_is_downloaded_from_its_source(
+    source: dict[str, Any], hub: Any, agent_config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path("hub_home").absolute()))
+    rows = json.dumps(row("downloaded")) + "\n"
+    hub.publish("o/d", {"rows/a.jsonl": rows, "train.jsonl": rows})
+
+    prepare(agent_config(a=[train("data/t.jsonl", **source)]), should_download=True)
+
+    assert json.loads(Path("data/t.jsonl").read_text()) == row("downloaded")
+    assert len(Path("out/train.jsonl").read_text().splitlines()) == 1
 
 
 def test_what_belongs_beside_installed_data_goes_below_the_current_folder(

@@ -1,6 +1,7 @@
 """The commands around data, as users type them."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,8 @@ def test_in_a_checkout_its_tests_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nemo_gym.paths.PARENT_DIR", tmp_path)
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)  # its coverage is not ours
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_it.py").write_text("def test_it() -> None:\n    assert True\n")

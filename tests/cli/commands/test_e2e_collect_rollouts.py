@@ -58,10 +58,11 @@ def start(tmp_path: Path, config: dict[str, Any]) -> Iterator[Start]:
         )
         return started[-1]
 
-    yield run
     me = psutil.Process()
+    before = {child.pid for child in me.children(recursive=True)}  # by pid: start times shift with the clock
+    yield run
     deadline = time.monotonic() + 15
-    while left := me.children(recursive=True):
+    while left := [child for child in me.children(recursive=True) if child.pid not in before]:
         if time.monotonic() > deadline:
             for child in left:
                 child.kill()
@@ -138,6 +139,22 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(start: Start, tmp_path: Path, s
     assert len({(each["_ng_task_index"], each["_ng_rollout_index"]) for each in after}) == len(after) == 8
 
 
+def test_ctrl_c_while_servers_start_stops_what_was_started(start: Start, tmp_path: Path) -> None:
+    run = start("+head_server.port=0")
+    assert run.stderr is not None
+    while "Collate samples" not in run.stderr.readline():  # what comes next is the start
+        assert run.poll() is None
+    deadline = time.monotonic() + 30
+    while not psutil.Process(run.pid).children():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)
+    code, _, errors = finish(run)
+    assert code == 130, errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "results/out.jsonl").exists()
+
+
 def test_a_server_that_dies_ends_the_run_with_its_name(start: Start, tmp_path: Path, slow_model: None) -> None:
     run = start("+num_samples_in_parallel=1", "+head_server.port=0")
     wait_for_lines(tmp_path / "results/out.jsonl", 1, run)
@@ -201,6 +218,15 @@ def test_examples_can_be_rolled_out_too(config: dict[str, Any]) -> None:
         {"name": "e", "type": "example", "jsonl_fpath": "train.jsonl"}
     ]
     assert len(prepared(config, split="example")) == 4
+
+
+@pytest.mark.parametrize(
+    ("output", "folder"),
+    [("r/out.jsonl", "r/out"), ("out.v1.jsonl", "out.v1"), ("r/out", "r/out_data")],
+)
+def test_prepared_rows_have_a_folder_beside_the_output(output: str, folder: str) -> None:
+    config = E2ERolloutCollectionConfig.model_validate({"output_jsonl_fpath": output, "split": "train"})
+    assert config.prepared_dirpath == Path(folder) / "preprocessed_datasets"
 
 
 def test_every_option_of_ng_collect_rollouts_is_an_option_here() -> None:
