@@ -22,7 +22,7 @@ from nemo_gym.schemas.run_requests import (
     BaseVerifyResponse,
 )
 from nemo_gym.servers.base import BaseServer, SimpleServer
-from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware
+from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
 
 __all__ = [
     "AggregateMetrics",
@@ -74,10 +74,8 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         """The app with the standard routes; authors call this and add their tools."""
         app = self.new_app()
         if type(self).end_session is not SimpleResourcesServer.end_session:
-            lifetime = Middleware(
-                SessionLifetimeMiddleware, end_session=self.end_session, ttl_s=self.config.session_ttl_s
-            )
-            app.user_middleware.append(lifetime)
+            lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s)
+            app.user_middleware.append(Middleware(SessionLifetimeMiddleware, lifetimes=lifetimes))
         app.post("/seed_session")(self.seed_session)
         app.post("/verify")(judge_failsafe(self.verify))
         app.post("/aggregate_metrics")(self.aggregate_metrics)

@@ -37,6 +37,7 @@ from nemo_gym.rollouts.record import Failure, Result, Row, failure_record, stamp
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
 from nemo_gym.servers.base import SimpleServer
 from nemo_gym.servers.classes import one_server_class
+from nemo_gym.servers.direct import DirectLane
 
 EXAMPLES = 5
 """Rows in `data/example.jsonl` of every environment."""
@@ -128,7 +129,8 @@ async def _play(
             app = server.complete_app()
             await running.enter_async_context(app.router.lifespan_context(app))
             address = Address(server.config.host, server.config.port)
-            register_local_app(instance.name, app, [address], cancellable_paths=server.CANCELLABLE_PATHS)
+            lane, paths = DirectLane(app, instance.name), server.CANCELLABLE_PATHS
+            register_local_app(instance.name, lane, [address], cancellable_paths=paths, direct=lane)
         return list(await asyncio.gather(*(_rollout(client, row, agent, agents) for row in rows)))
 
 

@@ -4,17 +4,19 @@ Routes, middleware, cookies, status codes and error texts are those of HTTP, bec
 app that answers. Servers are known by name and address per event loop: the host process registers
 those it runs, and `ServerClient` finds them here before it opens a connection.
 
-Each call runs in a task of its own. The caller goes on when the body is complete, while the task may
-still have background work to do. A caller that vanishes (it is cancelled, or out of patience) takes
-the work at `CANCELLABLE_PATHS` with it, and never a tool, `/seed_session` or `/verify`: these are
-carried out to the end, as they are over HTTP.
+A caller that vanishes (it is cancelled, or out of patience) takes the work at `CANCELLABLE_PATHS` with
+it, and never a tool, `/seed_session` or `/verify`: these are carried out to the end, as they are over
+HTTP, and so run in a task of their own.
+
+A server may offer a short way to its plain endpoints (`DirectCalls`). All other calls go through its
+ASGI app: the caller goes on when the body is complete, while the task may still have work to do.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -34,6 +36,25 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+
+class Answer(NamedTuple):
+    """A complete answer."""
+
+    status: int
+    headers: RawHeaders
+    body: bytes
+
+
+class DirectCalls(Protocol):
+    """A server's short way to some of its endpoints."""
+
+    def find(self, method: str, path: str, /) -> Any:
+        """The endpoint, or None when it must be called through the app."""
+
+    async def answer(self, call: Any, scope: Scope, body: bytes, receive: Receive, /) -> Any:
+        """What an endpoint that `find` found answers: an `Answer`, or an ASGI app that sends one."""
+
+
 _DISCONNECT = "http.disconnect"
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _CLIENT = ("127.0.0.1", 0)
@@ -50,10 +71,11 @@ class HostedApp:
     cancellable_paths: frozenset[str] = CANCELLABLE_PATHS
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the app's lifespan yielded."""
+    direct: DirectCalls | None = None
 
 
 _HOSTED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, HostedApp]] = WeakKeyDictionary()
-_RUNNING: set[asyncio.Task[None]] = set()
+_RUNNING: set[asyncio.Task[Any]] = set()
 
 
 def register_local_app(
@@ -63,6 +85,7 @@ def register_local_app(
     *,
     cancellable_paths: frozenset[str] = CANCELLABLE_PATHS,
     state: Mapping[str, Any] | None = None,
+    direct: DirectCalls | None = None,
 ) -> None:
     """Let callers in the running event loop reach `app` in memory under `name`.
 
@@ -71,7 +94,7 @@ def register_local_app(
     a name from `CANCELLABLE_PATHS` passes its own `cancellable_paths`.
     """
     known_at = frozenset(Address(host, port) for host, port in addresses)
-    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {})
+    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct)
     _HOSTED.setdefault(asyncio.get_running_loop(), {})[name] = hosted
 
 
@@ -93,12 +116,53 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
         TimeoutError: no complete answer within `timeout_s`.
         aiohttp.ServerDisconnectedError: the server was stopped before it answered.
     """
-    loop = asyncio.get_running_loop()
-    exchange = _Exchange(loop, request)
     scope = _scope(hosted, address, request)
-    task = loop.create_task(_serve(hosted, scope, exchange))
+    url = base_url(address) + request.path_and_query
+    call = hosted.direct.find(request.method, request.path) if hosted.direct is not None else None
+    if call is None:
+        return await _call_app(hosted, hosted.app, scope, request, timeout_s, url)
+    assert hosted.direct is not None
+    work = hosted.direct.answer(call, scope, request.body, _nothing_more)
+    if request.path in hosted.cancellable_paths:
+        async with asyncio.timeout(timeout_s):
+            answer = await work
+    else:
+        answer = await _carried_out(work, timeout_s)
+    if not isinstance(answer, Answer):
+        return await _call_app(hosted, answer, scope, request, timeout_s, url)
+    return LocalResponse(request.method, url, answer.status, answer.headers, answer.body)
+
+
+async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    """The result of `work`, which goes on to its end even if nobody waits for it any more."""
+    task = _spawn(work)
+    done, _ = await asyncio.wait((task,), timeout=timeout_s)
+    if not done:
+        raise TimeoutError
+    if task.cancelled():
+        raise aiohttp.ServerDisconnectedError
+    return task.result()
+
+
+def _spawn(work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+    task = asyncio.get_running_loop().create_task(work)
     _RUNNING.add(task)
     task.add_done_callback(_RUNNING.discard)
+    return task
+
+
+async def _nothing_more() -> Message:
+    """The `receive` of a request whose body has been handed over: nothing follows."""
+    await asyncio.Event().wait()
+    return {"type": _DISCONNECT}
+
+
+async def _call_app(
+    hosted: HostedApp, app: ASGIApp, scope: Scope, request: LocalRequest, timeout_s: float, url: str
+) -> LocalResponse:
+    loop = asyncio.get_running_loop()
+    exchange = _Exchange(loop, request)
+    task = _spawn(_serve(hosted, app, scope, exchange))
     timer = loop.call_later(timeout_s, exchange.give_up)
     try:
         await exchange.answered
@@ -109,7 +173,7 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
         raise
     finally:
         timer.cancel()
-    return exchange.response(base_url(address) + request.path_and_query)
+    return exchange.response(url)
 
 
 class _Exchange:
@@ -191,9 +255,9 @@ class _Exchange:
         return LocalResponse(request.method, url, self._status, self._headers, body, broken=not self.complete)
 
 
-async def _serve(hosted: HostedApp, scope: Scope, exchange: _Exchange) -> None:
+async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Exchange) -> None:
     try:
-        await hosted.app(scope, exchange.receive, exchange.send)
+        await app(scope, exchange.receive, exchange.send)
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         exchange.stop()
         raise

@@ -22,9 +22,9 @@ from nemo_gym.http.seams import replaceable
 from nemo_gym.http.server_client import ServerClient
 from nemo_gym.keys import SESSION_SECRET_KEY_NAME
 from nemo_gym.servers.context import require_instance
-from nemo_gym.servers.middleware import ErrorMiddleware, answer_validation_error
+from nemo_gym.servers.middleware import ErrorMiddleware, Failures, answer_validation_error
 from nemo_gym.servers.routes import DirectRoute
-from nemo_gym.servers.sessions import SessionMiddleware
+from nemo_gym.servers.sessions import SessionMiddleware, Sessions
 
 
 class BaseServer(BaseModel):
@@ -81,17 +81,15 @@ class SimpleServer(BaseServer):
     def setup_session_middleware(self, app: FastAPI) -> None:
         """Give `app` sessions; a second call does nothing."""
         if _position(app, SessionMiddleware) is None:
-            app.add_middleware(
-                SessionMiddleware, cookie_name=self.get_session_middleware_key(), secret=self._session_secret()
-            )
+            sessions = Sessions(self.get_session_middleware_key(), self._session_secret())
+            app.add_middleware(SessionMiddleware, sessions=sessions)
 
     def setup_exception_middleware(self, app: FastAPI) -> None:
         """Answer exceptions as JSON, inside the session layer and around all else; a second call does nothing."""
         if _position(app, ErrorMiddleware) is not None:
             return
-        layer = Middleware(
-            ErrorMiddleware, server_key=self.get_session_middleware_key(), instance_name=self.config.name
-        )
+        failures = Failures(self.get_session_middleware_key(), self.config.name)
+        layer = Middleware(ErrorMiddleware, failures=failures)
         session_at = _position(app, SessionMiddleware)
         if session_at is not None:
             app.user_middleware.insert(session_at + 1, layer)

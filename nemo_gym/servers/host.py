@@ -36,9 +36,10 @@ from nemo_gym.paths import component_search_roots
 from nemo_gym.servers.base import SimpleServer
 from nemo_gym.servers.classes import NotOneServerClassError, one_server_class
 from nemo_gym.servers.context import prefix_output, running_as
+from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.listening import listen
 from nemo_gym.servers.loop_watch import watch_loop
-from nemo_gym.servers.middleware import DisconnectMiddleware, InstanceMiddleware
+from nemo_gym.servers.middleware import DisconnectMiddleware
 from nemo_gym.servers.run import end_with_parent, uvicorn_settings
 
 logger = logging.getLogger(__name__)
@@ -135,12 +136,13 @@ async def _host(names: list[str], replica: int, events: Events) -> int:
 async def _serve(hosted: list[Hosted], events: Events, stop: asyncio.Event) -> None:
     servers = []
     for item in hosted:
-        app = InstanceMiddleware(item.app, item.name)
+        lane = DirectLane(item.app, item.name)
         config = item.server.config
         host, port = item.socket.getsockname()[:2]
         addresses = {Address(config.host, config.port), Address(host, port)}
-        register_local_app(item.name, app, addresses, cancellable_paths=item.server.CANCELLABLE_PATHS)
-        served = DisconnectMiddleware(app, item.server.CANCELLABLE_PATHS)
+        paths = item.server.CANCELLABLE_PATHS
+        register_local_app(item.name, lane, addresses, cancellable_paths=paths, direct=lane)
+        served = DisconnectMiddleware(lane, paths)
         servers.append(_HostedServer(uvicorn.Config(served, **uvicorn_settings())))
     tasks = [
         asyncio.create_task(server.serve(sockets=[item.socket])) for server, item in zip(servers, hosted, strict=True)

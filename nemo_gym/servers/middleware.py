@@ -7,7 +7,7 @@ say in headers where the innermost failure happened. A caller that vanished canc
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +25,6 @@ from nemo_gym.http.errors import (
     failure_headers,
 )
 from nemo_gym.http.local import CANCELLABLE_PATHS
-from nemo_gym.servers.context import running_as
 
 logger = logging.getLogger(__name__)
 
@@ -38,26 +37,44 @@ def json_response(content: Any, status: int, headers: Mapping[str, str] | None =
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-class InstanceMiddleware:
-    """Lets everything that happens during a request happen as this instance."""
+class Failures:
+    """What a server says when something in it failed."""
 
-    def __init__(self, app: ASGIApp, instance_name: str) -> None:
-        self.app = app
+    def __init__(self, server_key: str, instance_name: str) -> None:
+        self.server_key = server_key
         self.instance_name = instance_name
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        with running_as(self.instance_name):
-            await self.app(scope, receive, send)
+    def origin_headers(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """What an error answer of this server's own needs in addition, to say that it failed here."""
+        if any(name.lower() == _ERROR_SERVER_HEADER for name, _ in headers):
+            return []
+        return [
+            (ERROR_STATUS_HEADER.encode(), str(status).encode()),
+            (_ERROR_SERVER_HEADER, self.instance_name.encode("ascii", "replace")),
+            (ERROR_CLASS_HEADER.encode(), b"HTTPException"),
+        ]
+
+    def answer(self, error: BaseException, path: str) -> Response:
+        """The 500 that callers, and models reading a tool's output, know."""
+        content = getattr(error, "response_content", None)
+        if isinstance(content, bytes):
+            text = f"Hit an exception in {self.server_key} calling an inner server: {content!r}"
+            logger.warning("%s: %s failed: %s", self.instance_name, path, error)
+        elif isinstance(error, Exception):
+            text = repr(error)
+            logger.error("%s: %s raised %s", self.instance_name, path, type(error).__name__, exc_info=error)
+        else:
+            text = "An unknown error occurred"
+            logger.error("%s: %s raised %s", self.instance_name, path, type(error).__name__, exc_info=error)
+        return json_response(text, HTTPStatus.INTERNAL_SERVER_ERROR, failure_headers(error, self.instance_name))
 
 
 class ErrorMiddleware:
-    """Turns an exception into the 500 that callers, and models reading a tool's output, know."""
+    """Turns an exception into an answer."""
 
-    def __init__(self, app: ASGIApp, server_key: str, instance_name: str) -> None:
+    def __init__(self, app: ASGIApp, failures: Failures) -> None:
         self.app = app
-        self.server_key = server_key
-        self.instance_name = instance_name
+        self.failures = failures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -70,7 +87,8 @@ class ErrorMiddleware:
             nonlocal started
             started = True
             if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
-                self._name_origin(message)
+                headers = message.get("headers", ())
+                message["headers"] = [*headers, *self.failures.origin_headers(message["status"], headers)]
             await send(message)
 
         try:
@@ -79,33 +97,10 @@ class ErrorMiddleware:
             raise
         except BaseException as error:  # the one place that turns failures into answers
             if started:
-                logger.exception("%s failed after it began to answer %s", self.instance_name, scope["path"])
+                name = self.failures.instance_name
+                logger.exception("%s failed after it began to answer %s", name, scope["path"])
                 raise
-            await self._answer(error, scope["path"])(scope, receive, send)
-
-    def _name_origin(self, message: Message) -> None:
-        """Say in an error answer of this server's own that it failed here."""
-        headers = message.setdefault("headers", [])
-        if not any(name.lower() == _ERROR_SERVER_HEADER for name, _ in headers):
-            message["headers"] = [
-                *headers,
-                (ERROR_STATUS_HEADER.encode(), str(message["status"]).encode()),
-                (_ERROR_SERVER_HEADER, self.instance_name.encode("ascii", "replace")),
-                (ERROR_CLASS_HEADER.encode(), b"HTTPException"),
-            ]
-
-    def _answer(self, error: BaseException, path: str) -> Response:
-        content = getattr(error, "response_content", None)
-        if isinstance(content, bytes):
-            text = f"Hit an exception in {self.server_key} calling an inner server: {content!r}"
-            logger.warning("%s: %s failed: %s", self.instance_name, path, error)
-        elif isinstance(error, Exception):
-            text = repr(error)
-            logger.error("%s: %s raised %s", self.instance_name, path, type(error).__name__, exc_info=error)
-        else:
-            text = "An unknown error occurred"
-            logger.error("%s: %s raised %s", self.instance_name, path, type(error).__name__, exc_info=error)
-        return json_response(text, HTTPStatus.INTERNAL_SERVER_ERROR, failure_headers(error, self.instance_name))
+            await self.failures.answer(error, scope["path"])(scope, receive, send)
 
 
 class DisconnectMiddleware:
@@ -123,7 +118,7 @@ class DisconnectMiddleware:
         if scope["type"] != "http" or scope["path"] not in self.paths:
             await self.app(scope, receive, send)
             return
-        body, complete = await _read_body(receive)
+        body, complete = await read_body(receive)
         if not complete:
             return
         work = asyncio.ensure_future(self.app(scope, _replay(body, receive), send))
@@ -140,7 +135,8 @@ class DisconnectMiddleware:
             work.result()
 
 
-async def _read_body(receive: Receive) -> tuple[bytes, bool]:
+async def read_body(receive: Receive) -> tuple[bytes, bool]:
+    """The body of a request, and whether all of it came before the caller went."""
     chunks = []
     while True:
         message = await receive()

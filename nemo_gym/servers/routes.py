@@ -19,7 +19,9 @@ from pydantic_core import PydanticUndefined
 from starlette._utils import is_async_callable
 from starlette.types import Receive, Scope, Send
 
-_NO_BODY: Any = object()
+from nemo_gym.http.local import Answer
+
+_IS_JSON = (b"content-type", b"application/json")
 
 
 class DirectRoute(APIRoute):
@@ -28,7 +30,7 @@ class DirectRoute(APIRoute):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if _takes_only_a_body(self):
-            self.app = _DirectCall(self)
+            self.app = DirectCall(self)
 
 
 def _takes_only_a_body(route: APIRoute) -> bool:
@@ -49,8 +51,8 @@ def _takes_only_a_body(route: APIRoute) -> bool:
     return all(type(field.field_info) is Body and not field.field_info.embed for field in needs.body_params)
 
 
-class _DirectCall:
-    """The ASGI app of one such endpoint."""
+class DirectCall:
+    """One such endpoint: called with a body, or as the ASGI app of its route."""
 
     def __init__(self, route: APIRoute) -> None:
         needs = route.dependant
@@ -66,17 +68,25 @@ class _DirectCall:
             self._body_default = field.field_info.get_default(call_default_factory=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
+        """Serve one connection."""
+        result = await self.answer(scope, await Request(scope, receive).body(), receive)
+        if isinstance(result, Answer):
+            result = _as_response(result)
+        await result(scope, receive, send)
+
+    async def answer(self, scope: Scope, body: bytes, receive: Receive) -> Answer | Response:
+        """What the endpoint says to `body`; a response of its own making is returned as it is."""
         arguments: dict[str, Any] = {}
         if self._request_name:
+            request = Request(scope, receive)
+            request._body = body  # what `await request.body()` keeps, had it read the stream itself
             arguments[self._request_name] = request
         if self._body_name:
-            arguments[self._body_name] = self._validated(await request.body())
-        response = Response()
-        if self._response_name:
-            arguments[self._response_name] = response
-        result = await self._endpoint(**arguments)
-        await self._answer(result, response)(scope, receive, send)
+            arguments[self._body_name] = self._validated(body)
+        if not self._response_name:
+            return self._answer(await self._endpoint(**arguments), None)
+        response = arguments[self._response_name] = Response()
+        return self._answer(await self._endpoint(**arguments), response)
 
     def _validated(self, body: bytes) -> Any:
         if not body and self._body_default is not PydanticUndefined and self._body_default is not ...:
@@ -89,13 +99,21 @@ class _DirectCall:
             found = [{"type": "value_error", "loc": ("body",), "msg": f"{type(error).__name__}: {error}"}]
         raise RequestValidationError(found)
 
-    def _answer(self, result: Any, response: Response) -> Response:
+    def _answer(self, result: Any, response: Response | None) -> Answer | Response:
         if isinstance(result, Response):
             return result
         body = to_json(result)
-        answer = Response(body, response.status_code or self._status, media_type="application/json")
-        answer.raw_headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
-        return answer
+        headers = [(b"content-length", b"%d" % len(body)), _IS_JSON]
+        if response is None:
+            return Answer(self._status, headers, body)
+        headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
+        return Answer(response.status_code or self._status, headers, body)
+
+
+def _as_response(answer: Answer) -> Response:
+    response = Response(answer.body, answer.status)
+    response.raw_headers = answer.headers
+    return response
 
 
 def to_json(result: Any) -> bytes:

@@ -29,6 +29,7 @@ from nemo_gym.log import setup_logging
 from nemo_gym.open_files import raise_open_file_limit
 from nemo_gym.servers.classes import one_server_class
 from nemo_gym.servers.context import prefix_output
+from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.middleware import DisconnectMiddleware
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
         _run_workers(server_class, server.config)
         return None
     app = server.complete_app()
-    served = DisconnectMiddleware(app, server.CANCELLABLE_PATHS)
+    served = DisconnectMiddleware(DirectLane(app, server.config.name), server.CANCELLABLE_PATHS)
     uvicorn.run(served, host=server.config.host, port=server.config.port, **uvicorn_settings())
     return app
 

@@ -20,28 +20,26 @@ _END_SESSION_HEADER_BYTES = END_SESSION_HEADER.encode()
 _SWEEP_EVERY_S = 30.0
 
 
-class SessionLifetimeMiddleware:
-    """Calls `end_session` once for every session that is over. Belongs inside the session layer."""
+class SessionLifetimes:
+    """Calls `end_session` once for every session that is over."""
 
-    def __init__(self, app: ASGIApp, end_session: Callable[[str], Awaitable[None]], ttl_s: float | None) -> None:
-        self.app = app
+    def __init__(self, end_session: Callable[[str], Awaitable[None]], ttl_s: float | None) -> None:
         self._end_session = end_session
         self._ttl_s = ttl_s
         self._last_seen: dict[str, float] = {}
         self._next_sweep = time.monotonic()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def request_came(self, scope: Scope) -> None:
+        """Note that a session is in use, and end those that nobody has used for too long."""
         session_id = scope["session"][SESSION_ID_KEY]
         self._last_seen.pop(session_id, None)
         self._last_seen[session_id] = time.monotonic()  # the longest unseen stay in front
         await self._end_idle_sessions()
-        await self.app(scope, receive, send)
+
+    async def request_answered(self, scope: Scope) -> None:
+        """End the session if this was its last request."""
         if scope["path"] == "/end_session" or (scope["path"] == "/verify" and _says_it_is_over(scope)):
-            await self._end(session_id)
+            await self._end(scope["session"][SESSION_ID_KEY])
 
     async def _end_idle_sessions(self) -> None:
         now = time.monotonic()
@@ -63,6 +61,23 @@ class SessionLifetimeMiddleware:
             await self._end_session(session_id)
         except Exception:  # the answer has been sent; what failed is the tidying up
             logger.exception("end_session failed for session %s", session_id)
+
+
+class SessionLifetimeMiddleware:
+    """Tells `SessionLifetimes` what comes and goes. Belongs inside the session layer."""
+
+    def __init__(self, app: ASGIApp, lifetimes: SessionLifetimes) -> None:
+        self.app = app
+        self.lifetimes = lifetimes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        await self.lifetimes.request_came(scope)
+        await self.app(scope, receive, send)
+        await self.lifetimes.request_answered(scope)
 
 
 def _says_it_is_over(scope: Scope) -> bool:

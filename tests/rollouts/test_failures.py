@@ -31,7 +31,7 @@ from nemo_gym.rollouts.failures import (
     rollout_timed_out,
 )
 from nemo_gym.rollouts.record import Failure, FailureClass
-from nemo_gym.servers.middleware import ErrorMiddleware
+from nemo_gym.servers.middleware import ErrorMiddleware, Failures
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 
 ROW = {"_ng_task_index": 7, "_ng_rollout_index": 1, "agent_ref": {"name": "agent"}, "secret": "of the row"}
@@ -73,7 +73,7 @@ def app_that(path: str, behave: Callable[[], Awaitable[Any]], name: str | None =
     """An app that does one thing; with a name it tells of its errors as our servers do."""
     app = FastAPI()
     if name is not None:
-        app.add_middleware(ErrorMiddleware, server_key=name, instance_name=name)
+        app.add_middleware(ErrorMiddleware, failures=Failures(name, name))
     app.post(path, response_model=None)(behave)
     return app
 

@@ -1,0 +1,135 @@
+"""The short way into a server: its plain JSON endpoints, without the framework's layers around each call.
+
+A request meets the same things on either way: the instance's name, its session, errors as JSON, the end
+of its session. The short way is open as long as these are all there is: an app with middleware of its
+own, and every endpoint that asks for more than one JSON body, is served by the framework.
+"""
+
+import asyncio
+from http import HTTPStatus
+from inspect import isawaitable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+from nemo_gym.http.local import Answer
+from nemo_gym.servers.context import running_as
+from nemo_gym.servers.middleware import ErrorMiddleware, Failures, read_body
+from nemo_gym.servers.routes import DirectCall, DirectRoute
+from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
+from nemo_gym.servers.sessions import SessionMiddleware, Sessions
+
+_KNOWN_LAYERS = {SessionMiddleware, ErrorMiddleware, SessionLifetimeMiddleware}
+
+
+class DirectLane:
+    """An app as it is served under an instance's name: the short way where it is open, else the app."""
+
+    def __init__(self, app: FastAPI, instance_name: str) -> None:
+        self._app = app
+        self._instance_name = instance_name
+        self._calls: dict[tuple[str, str], DirectCall] = {}
+        self._routes_seen = -1
+        layers: dict[Any, dict[str, Any]] = {layer.cls: layer.kwargs for layer in app.user_middleware}
+        self._open = set(layers) <= _KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
+        if self._open:
+            self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
+            self._failures: Failures = layers[ErrorMiddleware]["failures"]
+            self._lifetimes: SessionLifetimes | None = layers.get(SessionLifetimeMiddleware, {}).get("lifetimes")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        call = self.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if call is None or scope.get("root_path"):
+            with running_as(self._instance_name):
+                await self._app(scope, receive, send)
+            return
+        body, complete = await read_body(receive)
+        if not complete:
+            return
+        answer = await self.answer(call, scope, body, receive)
+        if isinstance(answer, Answer):
+            await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+            await send({"type": "http.response.body", "body": answer.body})
+        else:
+            with running_as(self._instance_name):
+                await answer(scope, receive, send)
+
+    def find(self, method: str, path: str) -> DirectCall | None:
+        """The endpoint that answers, if the short way leads to it."""
+        routes = self._app.router.routes
+        if len(routes) != self._routes_seen:
+            self._calls = _direct_calls(routes) if self._open else {}
+            self._routes_seen = len(routes)
+        return self._calls.get((method, path))
+
+    async def answer(self, call: DirectCall, scope: Scope, body: bytes, receive: Receive) -> Answer | Response:
+        """What an endpoint found by `find` answers, its failures included."""
+        with running_as(self._instance_name):
+            session = self._sessions.open(scope)
+            scope.update(app=self._app, session=session.data, path_params={})
+            try:
+                if self._lifetimes is not None:
+                    await self._lifetimes.request_came(scope)
+                answer = await call.answer(scope, body, receive)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers
+                answer = await self._failed(error, scope, receive)
+            answer = _plain(answer)
+            status, headers = (
+                (answer.status, answer.headers)
+                if isinstance(answer, Answer)
+                else (answer.status_code, answer.raw_headers)
+            )
+            if status >= HTTPStatus.BAD_REQUEST:
+                headers += self._failures.origin_headers(status, headers)
+            headers.append(self._sessions.header(session))
+            if self._lifetimes is not None:
+                await self._lifetimes.request_answered(scope)
+            return answer
+
+    async def _failed(self, error: BaseException, scope: Scope, receive: Receive) -> Response:
+        handler = self._handler(error)
+        if handler is None:
+            return self._failures.answer(error, scope["path"])
+        try:
+            answered = handler(Request(scope, receive), error)
+            response: Response = await answered if isawaitable(answered) else answered
+        except Exception as raised:  # noqa: BLE001 - a handler of the author's own
+            return self._failures.answer(raised, scope["path"])
+        return response
+
+    def _handler(self, error: BaseException) -> Any:
+        """The app's own handler for an error, chosen as the framework chooses."""
+        handlers = self._app.exception_handlers
+        if isinstance(error, HTTPException) and error.status_code in handlers:
+            return handlers[error.status_code]
+        kinds = (kind for kind in type(error).__mro__ if kind not in (Exception, BaseException, object))
+        return next((handlers[kind] for kind in kinds if kind in handlers), None)
+
+
+def _plain(answer: Answer | Response) -> Answer | Response:
+    """A response whose body is known and after which nothing happens needs no ASGI."""
+    if isinstance(answer, Answer) or answer.background is not None or not isinstance(getattr(answer, "body", 0), bytes):
+        return answer
+    return Answer(answer.status_code, answer.raw_headers, bytes(answer.body))
+
+
+def _direct_calls(routes: list[BaseRoute]) -> dict[tuple[str, str], DirectCall]:
+    calls: dict[tuple[str, str], DirectCall] = {}
+    others: list[BaseRoute] = []
+    for route in routes:
+        if not isinstance(route, DirectRoute) or not isinstance(route.app, DirectCall) or route.param_convertors:
+            others.append(route)
+            continue
+        for method in route.methods or ():
+            asked: Scope = {"type": "http", "method": method, "path": route.path, "headers": []}
+            if not any(other.matches(asked)[0] is Match.FULL for other in others):
+                calls.setdefault((method, route.path), route.app)
+    return calls
