@@ -75,7 +75,10 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         app = self.new_app()
         if type(self).end_session is not SimpleResourcesServer.end_session:
             lifetime = Middleware(
-                SessionLifetimeMiddleware, end_session=self.end_session, ttl_s=self.config.session_ttl_s
+                SessionLifetimeMiddleware,
+                end_session=self.end_session,
+                ttl_s=self.config.session_ttl_s,
+                is_shared=(self.config.num_workers or 1) > 1,
             )
             app.user_middleware.append(lifetime)
         app.post("/seed_session")(self.seed_session)

@@ -2,7 +2,8 @@
 
 The cookie is named after class and instance and signed with the run's `session_secret`, so that
 every worker, replica and restarted server reads it and nobody else can make one up. Every
-answer carries it, error answers too: a caller that keeps the latest cookies never loses its session.
+answer carries it, error answers too: a caller that keeps the latest cookies never loses its session. Its
+age is not looked at: a clock that is set forward or back must not take a rollout out of its session.
 """
 
 import json
@@ -16,6 +17,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SESSION_ID_KEY = "session_id"
+SESSION_RETURNS_KEY = "nemo_gym_session_returns"
+"""In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
 MAX_AGE_S = 14 * 24 * 60 * 60
 
 
@@ -37,6 +40,7 @@ class SessionMiddleware:
         session: dict[str, Any] = dict(known or {})
         session.setdefault(SESSION_ID_KEY, str(uuid4()))
         scope["session"] = session
+        scope[SESSION_RETURNS_KEY] = known is not None
 
         async def send_with_cookie(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -47,9 +51,9 @@ class SessionMiddleware:
         await self.app(scope, receive, send_with_cookie)
 
     def _read(self, cookie: str) -> dict[str, Any] | None:
-        """The session in a cookie, or None when we did not sign it or it is too old."""
+        """The session in a cookie, or None when we did not sign it."""
         try:
-            payload = self._signer.unsign(cookie.encode(), max_age=MAX_AGE_S)
+            payload = self._signer.unsign(cookie.encode())
             session = json.loads(b64decode(payload))
         except (BadSignature, ValueError):
             return None
