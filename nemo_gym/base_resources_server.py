@@ -74,7 +74,8 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         """The app with the standard routes; authors call this and add their tools."""
         app = self.new_app()
         if type(self).end_session is not SimpleResourcesServer.end_session:
-            lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s)
+            is_shared = (self.config.num_workers or 1) > 1
+            lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s, is_shared=is_shared)
             app.user_middleware.append(Middleware(SessionLifetimeMiddleware, lifetimes=lifetimes))
         app.post("/seed_session")(self.seed_session)
         app.post("/verify")(judge_failsafe(self.verify))

@@ -52,6 +52,16 @@ def least_busy(replicas: Iterable[Replica]) -> Replica:
     return min(replicas, key=lambda replica: (replica.shunned_until_s > now, replica.in_flight, replica.times_chosen))
 
 
+class _Value(NamedTuple):
+    """A node of a config, and its value before interpolation."""
+
+    node: Any
+    value: Any
+
+    def still_holds(self, node: Any) -> bool:
+        return node is self.node and node._val == self.value
+
+
 class _Remembered(NamedTuple):
     """An address, and the nodes and raw values of the config that it was read from."""
 
@@ -59,17 +69,14 @@ class _Remembered(NamedTuple):
     url: str
     config: DictConfig
     instance: Any
-    block: DictConfig
-    host: Any
-    port: Any
+    block: dict[Any, Any]
+    host: "_Value"
+    port: "_Value"
 
     def still_holds(self, config: DictConfig, name: str) -> bool:
-        return (
-            config is self.config
-            and _nodes(config).get(name) is self.instance
-            and _raw(self.block, "host") == self.host
-            and _raw(self.block, "port") == self.port
-        )
+        if config is not self.config or _nodes(config).get(name) is not self.instance:
+            return False
+        return self.host.still_holds(self.block.get("host")) and self.port.still_holds(self.block.get("port"))
 
 
 class AddressBook:
@@ -107,7 +114,7 @@ def _read(config: DictConfig, name: str) -> _Remembered:
         url=base_url(address),
         config=config,
         instance=_nodes(config).get(name),
-        block=block,
+        block=_nodes(block),
         host=_raw(block, "host"),
         port=_raw(block, "port"),
     )
@@ -140,7 +147,6 @@ def _nodes(config: DictConfig) -> dict[Any, Any]:
     return cast("dict[Any, Any]", config._content)
 
 
-def _raw(block: DictConfig, key: str) -> Any:
-    """A value before interpolation."""
-    node = _nodes(block).get(key)
-    return None if node is None else node._value()
+def _raw(block: DictConfig, key: str) -> "_Value":
+    node = _nodes(block)[key]
+    return _Value(node, node._val)

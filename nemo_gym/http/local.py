@@ -136,9 +136,10 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
 async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
     """The result of `work`, which goes on to its end even if nobody waits for it any more."""
     task = _spawn(work)
-    done, _ = await asyncio.wait((task,), timeout=timeout_s)
-    if not done:
-        raise TimeoutError
+    async with asyncio.timeout(timeout_s):
+        ended = asyncio.get_running_loop().create_future()
+        task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+        await ended
     if task.cancelled():
         raise aiohttp.ServerDisconnectedError
     return task.result()

@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from aiohttp import ClientTimeout, CookieJar
-from multidict import CIMultiDict
 from yarl import URL
 
 _UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _NOT_PLAIN_MORSEL = ("domain", "secure", "expires")
+
+
+class ReceivedCookie(Morsel[str]):
+    """A cookie that an answer set, and the `name=value` to send back if it applies to every URL."""
+
+    plain_pair: str | None = None
 
 
 class LocalRequest(NamedTuple):
@@ -73,13 +78,15 @@ def _target(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, byte
 
 
 def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body: bytes) -> list[tuple[bytes, bytes]]:
-    given = CIMultiDict(kwargs.get("headers") or {})
-    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in given.items()]
-    if "host" not in given:
+    given = kwargs.get("headers") or {}
+    pairs = given.items() if hasattr(given, "items") else given
+    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
+    names = {name for name, _ in headers}
+    if b"host" not in names:
         headers.append((b"host", base_url.partition("://")[2].encode("ascii")))
-    if "accept" not in given:
+    if b"accept" not in names:
         headers.append((b"accept", b"*/*"))
-    if "content-length" not in given and (body or method not in ("GET", "HEAD", "OPTIONS", "TRACE")):
+    if b"content-length" not in names and (body or method not in ("GET", "HEAD", "OPTIONS", "TRACE")):
         headers.append((b"content-length", b"%d" % len(body)))
     if cookies := kwargs.get("cookies"):
         kept = [value for name, value in headers if name == b"cookie"]
@@ -92,22 +99,26 @@ def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body
 def _cookie_header(cookies: Any, url: str) -> str:
     """The cookies that apply to `url`, judged as aiohttp judges them."""
     pairs = list(cookies.items() if hasattr(cookies, "items") else cookies)
-    if all(_is_plain(value) for _, value in pairs):
-        return "; ".join(f"{name}={_coded(value)}" for name, value in pairs)
+    plain = [_plain_pair(name, value) for name, value in pairs]
+    if None not in plain:
+        return "; ".join(plain)  # type: ignore[arg-type]
     jar = CookieJar()
     jar.update_cookies(pairs)
     chosen = jar.filter_cookies(URL(url))
     return "; ".join(f"{name}={morsel.coded_value}" for name, morsel in chosen.items())
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a cookie applies to every URL and needs no quoting."""
-    if not isinstance(value, Morsel):
-        return bool(_PLAIN_COOKIE(str(value)))
-    if value["path"] not in ("", "/") or any(value[attribute] for attribute in _NOT_PLAIN_MORSEL):
+def _plain_pair(name: str, value: Any) -> str | None:
+    """`name=value` of a cookie that applies to every URL and needs no quoting."""
+    if isinstance(value, ReceivedCookie):
+        return value.plain_pair
+    if isinstance(value, Morsel):
+        return f"{name}={value.coded_value}" if is_plain(value) else None
+    return f"{name}={value}" if _PLAIN_COOKIE(str(value)) else None
+
+
+def is_plain(morsel: Morsel[str]) -> bool:
+    """Whether a cookie applies to every URL."""
+    if morsel["path"] not in ("", "/") or any(morsel[attribute] for attribute in _NOT_PLAIN_MORSEL):
         return False
-    return value["max-age"] == "" or str(value["max-age"]).lstrip("0").isdecimal()
-
-
-def _coded(value: Any) -> str:
-    return value.coded_value if isinstance(value, Morsel) else str(value)
+    return morsel["max-age"] == "" or str(morsel["max-age"]).lstrip("0").isdecimal()

@@ -7,7 +7,8 @@ import asyncio
 import json
 from collections.abc import Callable
 from email.message import Message
-from http.cookies import CookieError, Morsel, SimpleCookie
+from functools import lru_cache
+from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from nemo_gym.http.errors import ServerResponseError, reason_phrase
+from nemo_gym.http.local_request import ReceivedCookie, is_plain
 
 RawHeaders = list[tuple[bytes, bytes]]
 _FLAGS = ("secure", "httponly", "partitioned")
@@ -90,8 +92,8 @@ class LocalResponse:
         if self._cookies is None:
             self._cookies = SimpleCookie()
             for name, value in self.raw_headers:
-                if name.lower() == b"set-cookie":
-                    _add_cookie(self._cookies, _text(value))
+                if name.lower() == b"set-cookie" and (morsel := _read_cookie(value)) is not None:
+                    dict.__setitem__(self._cookies, morsel.key, morsel)
         return self._cookies
 
     @property
@@ -186,20 +188,22 @@ class LocalResponse:
         return f"<LocalResponse({self._url}) [{self.status} {self.reason}]>"
 
 
-def _add_cookie(cookies: SimpleCookie, header: str) -> None:
+@lru_cache(16_384)  # a session's cookie comes with every answer
+def _read_cookie(header: bytes) -> ReceivedCookie | None:
     """Read one `Set-Cookie` header. `SimpleCookie.load` gives up at attributes it has not heard of."""
-    pair, *attributes = header.split(";")
+    pair, *attributes = _text(header).split(";")
     name, _, coded = pair.strip().partition("=")
-    morsel: Morsel[str] = Morsel()
+    morsel = ReceivedCookie()
     try:
-        morsel.set(name, cookies.value_decode(coded)[0], coded)
+        morsel.set(name, SimpleCookie().value_decode(coded)[0], coded)
     except CookieError:
-        return
+        return None
     for attribute in attributes:
         key, _, value = attribute.strip().partition("=")
         if morsel.isReservedKey(key):
             morsel[key] = True if key.lower() in _FLAGS else value
-    dict.__setitem__(cookies, name, morsel)
+    morsel.plain_pair = f"{name}={coded}" if is_plain(morsel) else None
+    return morsel
 
 
 class _Nothing:

@@ -10,7 +10,8 @@ import asyncio
 import errno
 import json as stdlib_json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -43,6 +44,7 @@ NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
 
 JSON_CONTENT_TYPE = "application/json"
+_JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
 
 
 class Call(NamedTuple):
@@ -133,8 +135,10 @@ def with_json_body(kwargs: dict[str, Any]) -> dict[str, Any]:
     value = kwargs.pop("json", None)
     if value is None:
         return kwargs
-    headers = CIMultiDict(kwargs.get("headers") or {})
-    headers.setdefault("Content-Type", JSON_CONTENT_TYPE)
+    headers: Mapping[str, str] = _JSON_HEADERS
+    if given := kwargs.get("headers"):
+        headers = CIMultiDict(given)
+        headers.setdefault("Content-Type", JSON_CONTENT_TYPE)
     return {**kwargs, "data": json_bytes(value), "headers": headers}
 
 

@@ -3,12 +3,13 @@
 import http.client
 import time
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, cast
 
 import orjson
 from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 from yarl import URL
 
@@ -41,7 +42,10 @@ class ServerClient(BaseModel):
 
     head_server_config: BaseServerConfig
     global_config_dict: DictConfig
-    _addresses: AddressBook = PrivateAttr(default_factory=AddressBook)
+
+    @cached_property  # found faster than a private attribute
+    def _addresses(self) -> AddressBook:
+        return AddressBook()
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:

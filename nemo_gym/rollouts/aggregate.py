@@ -6,7 +6,9 @@ says how much of the run it rests on (`coverage`).
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,12 @@ def current_metrics(paths: RolloutPaths) -> list[AgentMetrics] | None:
     if paths.aggregate_metrics.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in sources):
         return None
     return read_metrics(paths.aggregate_metrics)
+
+
+def mark_outdated(path: Path) -> None:
+    """Let metrics on disk count as older than any rollout, whatever the clock says: more rollouts are to come."""
+    with suppress(OSError):
+        os.utime(path, (0, 0))
 
 
 def values_for_tracking(metrics: Sequence[AgentMetrics]) -> dict[str, Any]:

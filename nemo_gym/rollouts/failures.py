@@ -11,7 +11,7 @@ and the exception class of the innermost failure, and those decide:
 | `auth` | 401, 403 |
 | `model_not_found` | 400, 404 or 422 in words that say the model does not exist; 404 of a model endpoint |
 | `http_4xx` | any other 4xx: the request of this row is at fault |
-| `server_gone` | the connection broke after the request was sent |
+| `server_gone` | the connection broke after the request was sent, or a restarted server lost the session |
 | `invalid_response` | an answer that is not JSON, or not an object |
 | `judge_failed` | an exception class that says so (`JudgeError` and the like) |
 | `agent_error` | all else: an exception in a server, hence 5xx |
@@ -51,6 +51,7 @@ _CLASS_OF_EXCEPTION = {
     "ServerDisconnectedError": FailureClass.SERVER_GONE,
     "ConnectionResetError": FailureClass.SERVER_GONE,
     "BrokenPipeError": FailureClass.SERVER_GONE,
+    "SessionLostError": FailureClass.SERVER_GONE,
     "MalformedResponseError": FailureClass.INVALID_RESPONSE,
     # Clients that servers written elsewhere use: openai's and httpx's.
     "APIConnectionError": FailureClass.CONNECT,

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +50,9 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._descriptor is not None
-        self._path.unlink(missing_ok=True)  # before it is given up, or it might be the next one's
+        if self._is_still_the_file(self._descriptor):
+            with suppress(OSError):  # in a folder that became read-only it stays, and the next one takes it over
+                self._path.unlink()  # before it is given up, or it might be the next one's
         os.close(self._descriptor)
         self._descriptor = None
 
@@ -87,7 +90,7 @@ class RunLock:
         """False when its last holder removed it between our opening and our locking it."""
         try:
             return os.path.samestat(os.fstat(descriptor), self._path.stat())
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def _refusal(self, holder: dict[str, Any]) -> OutputInUseError:

@@ -33,12 +33,13 @@ def sound_records(path: Path, corrupt: Path, *, may_lack_key: bool = False, repa
     only read.
 
     Raises:
-        ConfigError: so many lines are unsound that it must be another kind of file; it is left as it is.
+        ConfigError: it begins with an unsound line and so go most: it must be another kind of file; it stays as it is.
     """
     if not path.exists():
         return
     unsound: list[Line] = []
     sound = 0
+    begins_soundly = False
     for line in iter_lines(path):
         value = _parsed(line.content)
         key = key_or_none(value)
@@ -49,7 +50,8 @@ def sound_records(path: Path, corrupt: Path, *, may_lack_key: bool = False, repa
             sound += 1
         else:
             unsound.append(line._replace(content=b""))
-    if len(unsound) > max(1, sound):
+        begins_soundly = begins_soundly or (sound == 1 and not unsound)
+    if len(unsound) > max(1, sound) and not begins_soundly:
         raise ConfigError(
             f"{path}: {len(unsound)} of {len(unsound) + sound} lines, the first of them line {unsound[0].number}, are "
             "not what this file should hold; name another output, or move the file away"

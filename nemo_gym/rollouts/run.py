@@ -14,7 +14,7 @@ from nemo_gym.jsonl import write_aside
 from nemo_gym.rollouts.config import RolloutCollectionConfig
 from nemo_gym.rollouts.lock import RunLock
 from nemo_gym.rollouts.manifest import RunFacts, RunManifest, now_text, write_manifest
-from nemo_gym.rollouts.materialized import write_rows
+from nemo_gym.rollouts.materialized import rewrite_rows, write_rows
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.reconcile import describe_rows, input_path, reconcile
 from nemo_gym.rollouts.record import Outcome
@@ -42,7 +42,11 @@ class Run:
         paths, cap = self.store.paths, self.config.attempt_cap
         if not self.is_resumed and self.manifest is not None:
             return plan_fresh(paths, self.manifest.agents, cap)
-        plan = plan_resumed(paths, read_gate(paths, cap, retry_exhausted=self.config.retry_exhausted))
+        gate = read_gate(paths, cap, retry_exhausted=self.config.retry_exhausted)
+        plan = plan_resumed(paths, gate)
+        if self.manifest is not None and plan.total < self.manifest.expected_rollouts:  # damaged rows were taken out
+            rewrite_rows(InputRows(self.config), paths, must_keep=True)
+            plan = plan_resumed(paths, gate)
         self.finished_before = plan.done
         return plan
 

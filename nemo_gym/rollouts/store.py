@@ -54,6 +54,9 @@ class RolloutStore:
     ) -> None:
         try:
             self._syncer.close()
+            if error is None:
+                for file in self._file_of.values():
+                    file.check_place()
         finally:
             for file in self._file_of.values():
                 file.close()
@@ -103,9 +106,11 @@ class _AppendFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._identity = os.fstat(self._descriptor)
         self._end = os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def append(self, line: bytes) -> None:
+        self.check_place()
         rest = memoryview(line)
         try:
             while rest:
@@ -118,6 +123,22 @@ class _AppendFile:
                 "Remove the cause and go on with +resume_from_cache=true"
             ) from error
         self._end += len(line)
+
+    def check_place(self) -> None:
+        """Writing to a file that was removed succeeds, and nobody will ever read it.
+
+        Raises:
+            StoreError: the file is no longer where it was.
+        """
+        try:
+            if os.path.samestat(self._path.stat(), self._identity):
+                return
+        except OSError:
+            pass
+        raise StoreError(
+            f"{self._path} is no longer the file that this run writes to: it, or its folder, was removed, renamed or "
+            "replaced meanwhile. If you moved it, move it back; then go on with +resume_from_cache=true"
+        )
 
     def sync(self) -> None:
         os.fsync(self._descriptor)

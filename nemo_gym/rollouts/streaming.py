@@ -15,6 +15,7 @@ from nemo_gym.rollouts.aggregate import (
     Ask,
     add_failures,
     ask_agents,
+    mark_outdated,
     values_for_tracking,
     write_metrics,
 )
@@ -50,6 +51,7 @@ async def roll_out(
     run: Run, plan: Plan, post: Post, summary: RunSummary, *, probe: Probe | None = None, pauses: RetryPauses
 ) -> None:
     """Send what the plan owes, store every attempt as it ends, and count it in `summary`."""
+    mark_outdated(run.store.paths.aggregate_metrics)
     prepare_connections(run.config, plan.owed_by_agent)
     settings = replace(DispatchSettings.of(run.config), pauses=pauses)
     dispatch = Dispatch(plan, post, settings, attempts_left=plan.attempts_left, probe=probe)

@@ -33,14 +33,18 @@ def require_instance() -> str:
     return name
 
 
+enter_instance = _INSTANCE_NAME.set
+leave_instance = _INSTANCE_NAME.reset
+
+
 @contextmanager
 def running_as(name: str) -> Iterator[None]:
     """Run a block of code as the instance `name`."""
-    token = _INSTANCE_NAME.set(name)
+    token = enter_instance(name)
     try:
         yield
     finally:
-        _INSTANCE_NAME.reset(token)
+        leave_instance(token)
 
 
 class PrefixedStream:

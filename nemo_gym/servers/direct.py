@@ -18,11 +18,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.http.local import Answer
-from nemo_gym.servers.context import running_as
+from nemo_gym.servers.context import enter_instance, leave_instance, running_as
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures, read_body
 from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
-from nemo_gym.servers.sessions import SessionMiddleware, Sessions
+from nemo_gym.servers.sessions import Session, SessionMiddleware, Sessions
 
 _KNOWN_LAYERS = {SessionMiddleware, ErrorMiddleware, SessionLifetimeMiddleware}
 
@@ -70,9 +70,10 @@ class DirectLane:
 
     async def answer(self, call: DirectCall, scope: Scope, body: bytes, receive: Receive) -> Answer | Response:
         """What an endpoint found by `find` answers, its failures included."""
-        with running_as(self._instance_name):
+        token = enter_instance(self._instance_name)
+        try:
             session = self._sessions.open(scope)
-            scope.update(app=self._app, session=session.data, path_params={})
+            scope.update(app=self._app, path_params={})
             try:
                 if self._lifetimes is not None:
                     await self._lifetimes.request_came(scope)
@@ -81,18 +82,28 @@ class DirectLane:
                 raise
             except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers
                 answer = await self._failed(error, scope, receive)
-            answer = _plain(answer)
-            status, headers = (
-                (answer.status, answer.headers)
-                if isinstance(answer, Answer)
-                else (answer.status_code, answer.raw_headers)
-            )
-            if status >= HTTPStatus.BAD_REQUEST:
-                headers += self._failures.origin_headers(status, headers)
-            headers.append(self._sessions.header(session))
+            answer = self._with_headers(answer, session)
             if self._lifetimes is not None:
                 await self._lifetimes.request_answered(scope)
             return answer
+        finally:
+            leave_instance(token)
+
+    def _with_headers(self, answer: Answer | Response, session: Session) -> Answer | Response:
+        """The answer with its session and, if it is an error, where that happened."""
+        if isinstance(answer, Answer):
+            status, headers = answer.status, answer.headers
+        else:
+            status, headers = answer.status_code, list(answer.raw_headers)
+        if status >= HTTPStatus.BAD_REQUEST:
+            headers += self._failures.origin_headers(status, headers)
+        headers.append(self._sessions.header(session))
+        if isinstance(answer, Answer):
+            return answer
+        if answer.background is None and isinstance(getattr(answer, "body", None), bytes):
+            return Answer(status, headers, bytes(answer.body))  # nothing follows it: no need for ASGI
+        answer.raw_headers = headers
+        return answer
 
     async def _failed(self, error: BaseException, scope: Scope, receive: Receive) -> Response:
         handler = self._handler(error)
@@ -112,13 +123,6 @@ class DirectLane:
             return handlers[error.status_code]
         kinds = (kind for kind in type(error).__mro__ if kind not in (Exception, BaseException, object))
         return next((handlers[kind] for kind in kinds if kind in handlers), None)
-
-
-def _plain(answer: Answer | Response) -> Answer | Response:
-    """A response whose body is known and after which nothing happens needs no ASGI."""
-    if isinstance(answer, Answer) or answer.background is not None or not isinstance(getattr(answer, "body", 0), bytes):
-        return answer
-    return Answer(answer.status_code, answer.raw_headers, bytes(answer.body))
 
 
 def _direct_calls(routes: list[BaseRoute]) -> dict[tuple[str, str], DirectCall]:

@@ -121,18 +121,41 @@ class DisconnectMiddleware:
         body, complete = await read_body(receive)
         if not complete:
             return
-        work = asyncio.ensure_future(self.app(scope, _replay(body, receive), send))
-        gone = asyncio.ensure_future(_until_disconnected(receive))
+        work = asyncio.current_task()
+        assert work is not None
+        watch = _Watch(work, send)
+        watcher = asyncio.create_task(watch.cancel_when_gone(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                logger.info("the caller of %s has gone: its work is cancelled", scope["path"])
+            await self.app(scope, _replay(body), watch.send)
+        except asyncio.CancelledError:
+            if not watch.is_gone:
+                raise
+            work.uncancel()
+            logger.info("the caller of %s has gone: its work is cancelled", scope["path"])
         finally:
-            gone.cancel()
-            work.cancel()  # does nothing to work that is done
-            await asyncio.gather(work, gone, return_exceptions=True)
-        if not work.cancelled():
-            work.result()
+            watcher.cancel()
+
+
+class _Watch:
+    """Waits for a caller to go away before it has its answer."""
+
+    def __init__(self, work: asyncio.Task[Any], send: Send) -> None:
+        self.is_gone = False
+        self._work = work
+        self._send = send
+        self._is_answered = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._is_answered = True
+        await self._send(message)
+
+    async def cancel_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_answered:
+            self.is_gone = True
+            self._work.cancel()
 
 
 async def read_body(receive: Receive) -> tuple[bytes, bool]:
@@ -147,7 +170,7 @@ async def read_body(receive: Receive) -> tuple[bytes, bool]:
             return b"".join(chunks), True
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes) -> Receive:
     delivered = False
 
     async def replayed() -> Message:
@@ -158,11 +181,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
-
-
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def answer_validation_error(request: Request, error: Exception) -> Response:

@@ -2,23 +2,26 @@
 
 The cookie is named after class and instance and signed with the run's `session_secret`, so that
 every worker, replica and restarted server reads it and nobody else can make one up. Every
-answer carries it, error answers too: a caller that keeps the latest cookies never loses its session.
+answer carries it, error answers too: a caller that keeps the latest cookies never loses its session. It
+holds no date: a clock that is set forward or back must not take a rollout out of its session.
 """
 
+import hmac
 import json
+import os
 import secrets
-from base64 import b64decode, b64encode
-from functools import lru_cache
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, NamedTuple
-from uuid import uuid4
 
-from itsdangerous import BadSignature, TimestampSigner
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SESSION_ID_KEY = "session_id"
+SESSION_RETURNS_KEY = "nemo_gym_session_returns"
+"""In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
 MAX_AGE_S = 14 * 24 * 60 * 60
-_REMEMBERED_COOKIES = 4096
+_REMEMBERED_COOKIES = 16_384
+_ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax"
 
 
 class Session(NamedTuple):
@@ -26,9 +29,9 @@ class Session(NamedTuple):
 
     data: dict[str, Any]
     """What handlers see, and may change."""
-    as_read: str
-    """Its JSON as it came in; a session that leaves like this keeps its cookie."""
-    cookie: str | None
+    as_read: str | None
+    """Its JSON as it came in, None when it is new; a session that leaves as it came keeps its cookie."""
+    cookie: str
 
 
 class Sessions:
@@ -37,28 +40,26 @@ class Sessions:
     def __init__(self, cookie_name: str, secret: str | None = None) -> None:
         self.cookie_name = cookie_name
         self._marker = f"{cookie_name}=".encode("latin-1", "replace")
-        self._signer = _Signer(secret or secrets.token_hex(32), salt=cookie_name)
-        # A rollout brings the same cookie several times; checking its signature once is enough.
-        self._checked = lru_cache(_REMEMBERED_COOKIES)(self._check)
+        self._key = hmac.digest((secret or secrets.token_hex(32)).encode(), cookie_name.encode(), "sha256")
+        # A rollout brings the same cookie several times: its signature is computed once.
+        self._known: dict[str, str] = {}
 
     def open(self, scope: Scope) -> Session:
-        """The session a request belongs to, a new one when it brings none of ours."""
+        """The session a request belongs to, a new one when it brings none of ours; handlers find it in `scope`."""
         cookie = self._cookie(scope)
-        text = self._checked(cookie) if cookie else None
-        if text is None:
-            return Session({SESSION_ID_KEY: str(uuid4())}, "", None)
-        data = json.loads(text)
-        data.setdefault(SESSION_ID_KEY, str(uuid4()))
-        return Session(data, text, cookie)
+        text = self._known.get(cookie) or self._read(cookie) if cookie else None
+        data: dict[str, Any] = json.loads(text) if text else {}
+        if SESSION_ID_KEY not in data:
+            data[SESSION_ID_KEY] = _new_id()
+        scope["session"] = data
+        scope[SESSION_RETURNS_KEY] = text is not None
+        return Session(data, text, cookie or "")
 
     def header(self, session: Session) -> tuple[bytes, bytes]:
         """The header of an answer that brings the session back."""
         text = json.dumps(session.data)
-        cookie = session.cookie
-        if cookie is None or text != session.as_read:
-            cookie = self._signer.sign(b64encode(text.encode())).decode()
-        attributes = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax"
-        return b"set-cookie", f"{self.cookie_name}={cookie}; {attributes}".encode("latin-1")
+        cookie = session.cookie if text == session.as_read else self._write(text)
+        return b"set-cookie", f"{self.cookie_name}={cookie}; {_ATTRIBUTES}".encode("latin-1")
 
     def _cookie(self, scope: Scope) -> str | None:
         for name, value in scope["headers"]:
@@ -66,24 +67,34 @@ class Sessions:
                 return cookie_parser(value.decode("latin-1")).get(self.cookie_name)
         return None
 
-    def _check(self, cookie: str) -> str | None:
-        """The JSON in a cookie, or None when we did not sign it or it is too old."""
-        try:
-            text = b64decode(self._signer.unsign(cookie.encode(), max_age=MAX_AGE_S)).decode()
-            return text if isinstance(json.loads(text), dict) else None
-        except (BadSignature, ValueError):
+    def _read(self, cookie: str) -> str | None:
+        """The JSON in a cookie, or None when we did not sign it."""
+        payload, _, signature = cookie.encode().partition(b".")
+        if not hmac.compare_digest(signature, self._signature(payload)):
             return None
+        text = urlsafe_b64decode(payload).decode()
+        self._remember(cookie, text)
+        return text
+
+    def _write(self, text: str) -> str:
+        payload = urlsafe_b64encode(text.encode())
+        cookie = f"{payload.decode()}.{self._signature(payload).decode()}"
+        self._remember(cookie, text)
+        return cookie
+
+    def _signature(self, payload: bytes) -> bytes:
+        return urlsafe_b64encode(hmac.digest(self._key, payload, "sha256"))
+
+    def _remember(self, cookie: str, text: str) -> None:
+        if len(self._known) >= _REMEMBERED_COOKIES:
+            del self._known[next(iter(self._known))]
+        self._known[cookie] = text
 
 
-class _Signer(TimestampSigner):
-    """Derives its key once; the library does it anew for every signature."""
-
-    def __init__(self, secret: str, salt: str) -> None:
-        super().__init__(secret, salt=salt)
-        self._derived = super().derive_key()
-
-    def derive_key(self, secret_key: str | bytes | None = None) -> bytes:
-        return self._derived
+def _new_id() -> str:
+    """A random UUID, without the class around it."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 class SessionMiddleware:
@@ -99,7 +110,6 @@ class SessionMiddleware:
             await self.app(scope, receive, send)
             return
         session = self.sessions.open(scope)
-        scope["session"] = session.data
 
         async def send_with_cookie(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -79,6 +79,27 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         self, request: Request, body: SimpleAgentRunRequest
     ) -> SimpleAgentVerifyResponse:
         """Make one rollout of a row."""
+        result = await self._rollout(request, body)
+        if isinstance(result, SimpleAgentVerifyResponse):
+            return result
+        try:
+            return SimpleAgentVerifyResponse.model_validate_json(result)
+        except ValidationError as error:
+            name = self.config.resources_server.name
+            raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
+
+    def run_handler(self) -> Callable[..., Awaitable[Any]]:
+        """Pass verdicts on as they came, unless a subclass does something with them."""
+        return self._run_route if type(self).run is SimpleAgent.run else self.run
+
+    async def _run_route(self, request: Request, body: SimpleAgentRunRequest) -> Any:
+        result = await self._rollout(request, body)
+        if isinstance(result, bytes) and is_scored(result):
+            return Response(result, media_type="application/json")
+        return result
+
+    async def _rollout(self, request: Request, body: SimpleAgentRunRequest) -> SimpleAgentVerifyResponse | bytes:
+        """One rollout of a row: the verdict as the environment wrote it, or our own if it was not asked."""
         seeded = await self._post_to_environment("/seed_session", request.cookies, json=body)
         await raise_for_status(seeded)
         cookies = merged(request.cookies, seeded.cookies)

@@ -15,6 +15,7 @@ from nemo_gym.rollouts.aggregate import (
     AggregationError,
     ask_agents,
     current_metrics,
+    mark_outdated,
     group_by_agent,
     read_metrics,
     values_for_tracking,
@@ -108,6 +109,10 @@ def test_metrics_on_disk_count_only_while_nothing_newer_is_there() -> None:
     assert [it.agent for it in current_metrics(PATHS) or ()] == ["alpha"]
 
     os.utime(PATHS.failures, (101, 101))
+    assert current_metrics(PATHS) is None
+
+    os.utime(PATHS.aggregate_metrics, (200, 200))  # the clock was set back after they were written
+    mark_outdated(PATHS.aggregate_metrics)
     assert current_metrics(PATHS) is None
 
 

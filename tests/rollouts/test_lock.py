@@ -126,3 +126,11 @@ def test_a_file_that_names_no_living_process_here_is_taken_over(tmp_path: Path, 
     with RunLock(path):
         pass
     assert not path.exists()
+
+
+def test_the_lock_of_a_successor_in_a_new_folder_stays(tmp_path: Path) -> None:
+    path = tmp_path / "out.lock"
+    with RunLock(path):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"

@@ -88,6 +88,14 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path) -> Non
     assert not file.corrupt.exists()
 
 
+def test_a_long_tail_of_garbage_is_moved_away(tmp_path: Path) -> None:
+    garbage = b"\xff\x00{\n" * 9
+    file = _File(tmp_path, _line(0) + b"\n" + garbage)
+    assert file.tasks() == [0]
+    assert file.path.read_bytes() == _line(0) + b"\n"
+    assert file.corrupt.read_bytes() == garbage
+
+
 def test_records_that_may_lack_a_key_are_passed_over(tmp_path: Path) -> None:
     content = b'{"_ng_failure_class":"orphan"}\n' * 3
     file = _File(tmp_path, content)

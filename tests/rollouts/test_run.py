@@ -318,3 +318,17 @@ def test_reading_and_writing_a_run_needs_nothing_of_a_server() -> None:
         "print(sorted({'fastapi', 'uvicorn', 'ray', 'wandb', 'aiohttp', 'numpy', 'omegaconf'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", probe], text=True) == "[]\n"
+
+
+def test_a_row_that_was_damaged_between_whole_lines_is_made_again() -> None:
+    _input(FOUR_CASES)
+    _collect(_config(), stop_after=1)
+    materialized_file = Path("out_materialized_inputs.jsonl")
+    lines = materialized_file.read_bytes().splitlines(keepends=True)
+    lines[2] = b"\0" * (len(lines[2]) - 1) + b"\n"
+    materialized_file.write_bytes(b"".join(lines))
+
+    dispatched = _collect(_config(resume_from_cache=True))
+
+    assert [key[:2] for key in dispatched] == [(1, 0), (2, 0), (3, 0)]
+    assert len(materialized_file.read_bytes().splitlines()) == 4

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,29 @@ def test_runs_of_the_same_second_are_kept_apart(paths: RolloutPaths) -> None:
 def test_nothing_is_moved_when_there_is_nothing(paths: RolloutPaths) -> None:
     assert archive_previous(paths) is None
     assert list(paths.rollouts.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("loss", ["the folder is moved", "the file is replaced"])
+def test_a_file_that_is_no_longer_in_its_place_is_not_written_to(loss: str, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    paths = RolloutPaths(folder / "out.jsonl")
+    row = {"_ng_task_index": 0, "_ng_rollout_index": 0}
+
+    with RolloutStore(paths) as store:
+        store.append(row, {"reward": 1.0})
+        folder.rename(tmp_path / "elsewhere")
+        if loss == "the file is replaced":
+            folder.mkdir()
+            paths.rollouts.touch()
+        with pytest.raises(StoreError, match="no longer the file that this run writes to"):
+            store.append(row, {"reward": 1.0})
+        if loss == "the file is replaced":
+            shutil.rmtree(folder)
+        (tmp_path / "elsewhere").rename(folder)  # what was moved back is as it was
+        store.append(row, {"reward": 1.0})
+
+
+def test_a_file_that_was_removed_after_the_last_rollout_is_noticed_at_the_end(paths: RolloutPaths) -> None:
+    with pytest.raises(StoreError, match="no longer"), RolloutStore(paths):
+        paths.rollouts.unlink()

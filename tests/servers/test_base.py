@@ -31,6 +31,7 @@ from nemo_gym.schemas.run_requests import BaseRunRequest
 from nemo_gym.server_utils import SESSION_ID_KEY, ServerClient, per_process_cap
 from nemo_gym.servers.context import PrefixedStream, running_as
 
+RESPONSE = {"id": "r", "created_at": 1, "model": "m", "object": "response", "output": []}
 ADDRESS: dict[str, Any] = {"host": "127.0.0.1", "port": 1, "entrypoint": "app.py"}
 
 
@@ -179,13 +180,14 @@ def test_models_offer_both_apis() -> None:
     assert http.post("/v1/responses", json={"input": "hi", "seed": 3}).status_code == 422
 
 
-def test_sessions_signed_with_the_runs_secret_are_read_by_every_copy_of_the_server() -> None:
-    def copy_of_the_server(secret: str | None) -> TestClient:
-        config = OmegaConf.create({"session_secret": secret} if secret else {})
-        client = ServerClient(head_server_config=BaseServerConfig(host="h", port=1), global_config_dict=config)
-        server = Counting(config=BaseResourcesServerConfig(name="c", **ADDRESS), server_client=client)
-        return client_of(server.complete_app())
+def copy_of_the_server(secret: str | None) -> TestClient:
+    config = OmegaConf.create({"session_secret": secret} if secret else {})
+    client = ServerClient(head_server_config=BaseServerConfig(host="h", port=1), global_config_dict=config)
+    server = Counting(config=BaseResourcesServerConfig(name="c", **ADDRESS), server_client=client)
+    return client_of(server.complete_app())
 
+
+def test_sessions_signed_with_the_runs_secret_are_read_by_every_copy_of_the_server() -> None:
     cookie = dict(copy_of_the_server("one secret").post("/seed_session", json={}).cookies)
     same, other, own = (copy_of_the_server(secret) for secret in ("one secret", "another", None))
     for copy, read in ((same, True), (other, False), (own, False)):
@@ -224,3 +226,29 @@ def test_every_printed_line_carries_the_name_of_its_server() -> None:
     stream.write("\n")
 
     assert written.getvalue() == "(host) starting up\n(tool_server) one\n(tool_server) two\n(host) \n"
+
+
+def test_a_restarted_server_refuses_to_go_on_in_a_session_it_has_lost() -> None:
+    after = copy_of_the_server("one secret")
+    after.cookies.update(dict(copy_of_the_server("one secret").post("/seed_session", json={}).cookies))
+    row = {"responses_create_params": {"input": "go"}, "response": RESPONSE}
+
+    lost = after.post("/verify", json=row)
+    after.post("/seed_session", json={})
+    begun_anew = after.post("/verify", json=row)
+
+    assert (lost.status_code, lost.headers["x-nemo-gym-error-class"]) == (500, "SessionLostError")
+    assert begun_anew.json()["reward"] == 1.0
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 400 * 24 * 3600.0])
+def test_a_clock_that_jumps_takes_nobody_out_of_a_session(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(counting().complete_app())
+    before = client.post("/seed_session", json={}).cookies["Counting___counting"]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + jump_s)
+    client.cookies.clear()
+
+    answer = client.post("/seed_session", json={}, headers={"cookie": f"Counting___counting={before}"})
+
+    assert f"Counting___counting={before};" in answer.headers["set-cookie"]
