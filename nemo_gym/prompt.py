@@ -55,7 +55,7 @@ class MaterializePromptsConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_materialize_prompts`."""
 
     input_jsonl_fpath: str
-    """Rows to fill the template with, one JSON object per line."""
+    """Rows to fill the template with: .jsonl, plain or compressed, .csv or .parquet."""
     prompt_config: str
     """The YAML file of the template: `user`, optionally `system`."""
     output_jsonl_fpath: str

@@ -17,9 +17,15 @@ def new_table(*columns: str) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Print to stdout, as wide as it needs to be when that is no terminal."""
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    """Print to stdout, as wide as it needs to be and without blanks at line ends when that is no terminal."""
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False, markup=False).print(table)
+        return
+    console = Console(file=sys.stdout, width=_WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():
+        print_line(line.rstrip())
 
 
 def print_line(text: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 OPENAI_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
@@ -27,13 +28,6 @@ COLLECT = [
 
 def script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def clean_environment() -> dict[str, str]:

@@ -44,11 +44,14 @@ def help_page(
     width: int = 80,
     styled: bool = False,
 ) -> str:
-    """The whole page; examples are what follows the line `Examples:` in `doc` or in the class's docstring."""
+    """The whole page, required options first.
+
+    Examples are what follows the line `Examples:` in `doc` or in the class's docstring.
+    """
     description, examples = _split_doc(doc)
     if not examples:
         examples = _split_doc(config_class.__doc__)[1]
-    options = options_of(config_class)
+    options = sorted(options_of(config_class), key=lambda option: option.default is not None)
     usage = _usage(program, options, open_ended=reads_config)
     parts = [_filled(usage, width, " " * len("Usage: ")), _rewrapped(description, width)]
     if examples:

@@ -1,6 +1,5 @@
 """Where an agent's metrics come from: its server, or hooks of its class that are at hand."""
 
-import json
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
@@ -8,6 +7,7 @@ import orjson
 
 from nemo_gym.metrics.hooks import ComputeMetrics, GetKeyMetrics
 from nemo_gym.rollouts.record import Result
+from nemo_gym.rollouts.stored import sendable
 
 
 class Hooks(NamedTuple):
@@ -37,7 +37,7 @@ def needs_records(source: MetricsSource, agent: str) -> bool:
 
 def request_of(records: Collection[Result]) -> dict[str, Any]:
     """The request for metrics, as an HTTP client takes it."""
-    body = b'{"verify_responses":[' + b",".join(map(_sendable, records)) + b"]}"
+    body = b'{"verify_responses":[' + b",".join(map(sendable, records)) + b"]}"
     return {"data": body, "headers": {"Content-Type": "application/json"}}
 
 
@@ -46,14 +46,6 @@ def as_sent(record: Result) -> Result:
     try:
         orjson.dumps(record)
     except orjson.JSONEncodeError:
-        arrived: Result = orjson.loads(_sendable(record))
+        arrived: Result = orjson.loads(sendable(record))
         return arrived
     return record
-
-
-def _sendable(record: Result) -> bytes:
-    """A record as JSON that every parser takes: half a character, which models do produce, becomes a question mark."""
-    try:
-        return orjson.dumps(record)
-    except orjson.JSONEncodeError:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode(errors="replace")

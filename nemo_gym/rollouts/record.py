@@ -87,16 +87,6 @@ def agent_name_of(record: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def debug_summary(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be shown of a row when its request failed: its indices and its agent, nothing of its content."""
-    summary = {
-        TASK_INDEX_KEY_NAME: row.get(TASK_INDEX_KEY_NAME),
-        ROLLOUT_INDEX_KEY_NAME: row.get(ROLLOUT_INDEX_KEY_NAME),
-        "agent_name": agent_name_of(row),
-    }
-    return {key: value for key, value in summary.items() if value is not None}
-
-
 def stamp(row: Mapping[str, Any], result: Result) -> Result:
     """Write the row's identity onto its result, over whatever the agent put there; returns the same object."""
     for key in _STAMPED:

@@ -20,10 +20,9 @@ from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig
 from nemo_gym.config_types import ConfigError, ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.paths import resolve_for_reading
-from nemo_gym.server_utils import raise_for_status
 from responses_api_agents.function_agent.model_client import ModelClient
-from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentRunRequest, SimpleAgentVerifyResponse
-from responses_api_agents.simple_agent.cookies import merged
+from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentRunRequest
+from responses_api_agents.simple_agent.cookies import Cookies
 
 AgentFunction = Callable[[dict[str, Any], ModelClient], Awaitable[Any]]
 
@@ -70,22 +69,8 @@ class FunctionAgent(SimpleAgent):
         """The function's answer to a row that has nothing but this request."""
         return await self._answer({"responses_create_params": body.model_dump(mode="json", exclude_unset=True)})
 
-    async def run(  # type: ignore[override]
-        self, request: Request, body: SimpleAgentRunRequest
-    ) -> SimpleAgentVerifyResponse:
-        """Make one rollout of a row."""
-        seeded = await self._post_to_environment("/seed_session", request.cookies, json=body)
-        await raise_for_status(seeded)
-        cookies = merged(request.cookies, seeded.cookies)
-        try:
-            response = await self._answer(body.model_dump(mode="json", exclude_unset=True))
-        except Exception:
-            await self._end_session(cookies)
-            raise
-        if self.config.skip_verification:
-            await self._end_session(cookies)
-            return self._unverified(body, response)
-        return await self._verify(body, response, cookies)
+    async def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> tuple[NeMoGymResponse, Cookies]:
+        return await self._answer(row.model_dump(mode="json", exclude_unset=True)), cookies
 
     async def _answer(self, row: dict[str, Any]) -> NeMoGymResponse:
         model = ModelClient(self.server_client, self.config.model_server.name)

@@ -104,7 +104,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         await raise_for_status(seeded)
         cookies = merged(request.cookies, seeded.cookies)
         try:
-            response, cookies = await self._respond(body.responses_create_params, cookies)
+            response, cookies = await self._attempt(body, cookies)
         except Exception:
             await self._end_session(cookies)
             raise
@@ -166,6 +166,10 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         )
         trajectory.resources_cookies = merged(trajectory.resources_cookies, answer.cookies)
         return (await answer.content.read()).decode(errors="replace")
+
+    async def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> tuple[NeMoGymResponse, Cookies]:
+        """What is to be verified, and the cookies of the environment's session then."""
+        return await self._respond(row.responses_create_params, cookies)
 
     async def _respond(
         self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: Cookies

@@ -1,7 +1,10 @@
 import os
+import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -9,6 +12,7 @@ import pytest
 from pydantic import Field
 
 from nemo_gym.cli.help import help_page, is_styled, page_width
+from nemo_gym.cli.registry import COMMANDS, CommandInfo
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, HelpConfig
 
 DOC = """Roll out every row of a file, one by one, until all of them have been rolled out, and then stop.
@@ -53,6 +57,24 @@ def test_prose_is_wrapped_to_the_width(width: int) -> None:
     prose, _, options = page.partition("Examples:")
     assert max(map(len, prose.splitlines())) <= width
     assert max(map(len, options.partition("Options:")[2].splitlines())) <= max(width, 43)
+
+
+def test_what_must_be_given_comes_first() -> None:
+    class Config(BaseNeMoGymCLIConfig):
+        limit: int = 5
+        rows: str
+
+    page = help_page("ng_roll", DOC, Config)
+    assert page.index("+rows=<text>  [required]") < page.index("+limit=<int>  [default: 5]")
+
+
+@pytest.mark.parametrize("info", COMMANDS, ids=lambda info: info.name)
+def test_every_example_is_a_command_that_can_be_copied(info: CommandInfo) -> None:
+    page = help_page(f"ng_{info.name}", import_module(info.module).main.__doc__, HelpConfig)
+    examples = page.partition("Examples:\n")[2].partition("\n\n")[0]
+    typed = textwrap.dedent(examples).replace("\\\n", " ").splitlines()
+    assert typed
+    assert [line for line in typed if not shlex.split(line) or line.count(f"ng_{info.name}") != 1] == []
 
 
 def test_examples_may_stand_in_the_docstring_of_the_config_class() -> None:

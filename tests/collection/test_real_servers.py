@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from tests.collection.fakes import Row, keys_in, lines_in, write_rows
+from tests.ports import free_port
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 FAULTS: list[Row] = [
@@ -25,13 +25,6 @@ FAULTS: list[Row] = [
 ]
 ROWS = 200
 UNLUCKY = 77
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def agent(model: str) -> Row:

@@ -88,6 +88,14 @@ CONTRACT = {
         PromptConfig MaterializePromptsConfig _resolve_path apply_prompt_to_row fill_prompt load_prompt_config
         materialize_prompts validate_prompt_compatibility
     """,
+    "nemo_gym.benchmarks": """
+        BENCHMARKS_DIR BenchmarkConfig ListBenchmarksConfig PrepareBenchmarkConfig config_name find_benchmark_configs
+        list_benchmarks prepare_benchmarks search_benchmarks
+    """,
+    "nemo_gym.train_data_utils": """
+        AvgMinMax DatasetMetrics MetricsConflictError MissingDatasetError OffendingRowsError StringMetrics
+        TrainDataProcessor TrainDataProcessorConfig validate_backend_credentials
+    """,
     "nemo_gym.server_status": "StatusCommand",
     "nemo_gym.responses_converter": "ResponsesConverter split_responses_input_output_items",
     "responses_api_models.vllm_model.app": "VLLMConverter VLLMModel VLLMModelConfig",

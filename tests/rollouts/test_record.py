@@ -9,7 +9,6 @@ from nemo_gym.rollouts.record import (
     Outcome,
     RolloutKey,
     agent_name_of,
-    debug_summary,
     failure_record,
     key_or_none,
     outcome_of,
@@ -92,21 +91,6 @@ def test_records_sort_by_task_then_repeat_whatever_the_indices_are() -> None:
 )
 def test_the_agent_of_a_record(record: dict[str, Any], name: str | None) -> None:
     assert agent_name_of(record) == name
-
-
-def test_the_summary_of_a_row_shows_nothing_of_its_content() -> None:
-    rows: list[dict[str, Any]] = [
-        {"agent_ref": {"name": "m"}, "_ng_task_index": 4, "_ng_rollout_index": 0, "responses_create_params": {"x": 1}},
-        {"agent_ref": None, "_ng_task_index": 4},
-        {"agent_ref": "m"},
-        {},
-    ]
-    assert list(map(debug_summary, rows)) == [
-        {"_ng_task_index": 4, "_ng_rollout_index": 0, "agent_name": "m"},
-        {"_ng_task_index": 4},
-        {},
-        {},
-    ]
 
 
 def test_infrastructure_failures_do_not_count_as_attempts() -> None:

@@ -1,7 +1,6 @@
 """Small servers written to disk, started for real; whatever a test started is gone when it ends."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 
 from nemo_gym.cli.run_helper import RunHelper
 from nemo_gym.global_config import GlobalConfigDictParserConfig
+from tests.ports import free_port as find_free_port
 
 PLAIN_APP = """
 # A server that knows nothing of nemo-gym: it starts in no time.
@@ -159,9 +159,7 @@ def ng_run(tmp_path: Path, config_for: Callable[..., dict[str, Any]]) -> Iterato
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return find_free_port()
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+import os
+import pty
+import sys
+
+import pytest
+
+from nemo_gym.tables import new_table, print_table
+
+
+def print_an_example() -> None:
+    table = new_table("name", "what it is")
+    table.add_row("a", "short")
+    table.add_row("b", "[not markup] and much longer " * 10)
+    print_table(table)
+
+
+def test_a_table_in_a_file_is_as_wide_as_it_needs_and_has_no_blanks_at_line_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_an_example()
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert lines[1] == "a     short"
+    assert lines[2].startswith("b     [not markup] and")
+
+
+def test_a_table_on_a_terminal_is_folded_to_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "60")
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        print_an_example()
+        terminal.flush()
+        lines = os.read(reader, 65_536).decode().splitlines()
+    os.close(reader)
+
+    assert len(lines) > 3
