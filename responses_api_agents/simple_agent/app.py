@@ -8,9 +8,11 @@ errors too, is shown to the model.
 import asyncio
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
+import orjson
 from fastapi import Body, Request, Response
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -26,6 +28,7 @@ from nemo_gym.server_utils import ClientResponse, raise_for_status
 from nemo_gym.servers.session_lifetime import END_SESSION_HEADER
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.trajectory import NO_ACTIONABLE_OUTPUT, Trajectory
+from responses_api_agents.simple_agent.verdicts import is_scored
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +83,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     ) -> SimpleAgentVerifyResponse:
         """Make one rollout of a row."""
         result = await self._rollout(request, body)
-        if isinstance(result, SimpleAgentVerifyResponse):
-            return result
-        try:
-            return SimpleAgentVerifyResponse.model_validate_json(result)
-        except ValidationError as error:
-            name = self.config.resources_server.name
-            raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
+        return self._validated(result) if isinstance(result, bytes) else result
 
     def run_handler(self) -> Callable[..., Awaitable[Any]]:
         """Pass verdicts on as they came, unless a subclass does something with them."""
@@ -94,9 +91,16 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
     async def _run_route(self, request: Request, body: SimpleAgentRunRequest) -> Any:
         result = await self._rollout(request, body)
-        if isinstance(result, bytes) and is_scored(result):
-            return Response(result, media_type="application/json")
-        return result
+        if not isinstance(result, bytes):
+            return result
+        return Response(result, media_type="application/json") if is_scored(result) else self._validated(result)
+
+    def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
+        try:
+            return SimpleAgentVerifyResponse.model_validate_json(verdict)
+        except ValidationError as error:
+            name = self.config.resources_server.name
+            raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
 
     async def _rollout(self, request: Request, body: SimpleAgentRunRequest) -> SimpleAgentVerifyResponse | bytes:
         """One rollout of a row: the verdict as the environment wrote it, or our own if it was not asked."""
@@ -165,7 +169,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             f"/{quote(call.name, safe='/')}", trajectory.resources_cookies, json=arguments
         )
         trajectory.resources_cookies = merged(trajectory.resources_cookies, answer.cookies)
-        return (await answer.content.read()).decode(errors="replace")
+        return (await answer.read()).decode(errors="replace")
 
     async def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> tuple[NeMoGymResponse, Cookies]:
         """What is to be verified, and the cookies of the environment's session then."""
@@ -185,18 +189,15 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         response = _parsed(await answer.read(), f"Received an invalid response from agent {self.config.name!r}")
         return response, merged(cookies, answer.cookies)
 
-    async def _verify(
-        self, row: SimpleAgentRunRequest, response: NeMoGymResponse, cookies: Cookies
-    ) -> SimpleAgentVerifyResponse:
+    async def _verify(self, row: SimpleAgentRunRequest, response: NeMoGymResponse, cookies: Cookies) -> bytes:
+        """The verdict as the environment wrote it."""
         request = SimpleAgentVerifyRequest.model_construct(**{**dict(row), "response": response})
         answer = await self._post_to_environment("/verify", cookies, json=request, headers={END_SESSION_HEADER: "true"})
         await raise_for_status(answer)
-        try:
-            verdict = SimpleAgentVerifyResponse.model_validate_json(await answer.read())
-        except ValidationError as error:
-            name = self.config.resources_server.name
-            raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
-        return verdict.model_copy(update=_stop_reason(response))
+        verdict = await answer.read()
+        if not (stop_reason := _stop_reason(response)):
+            return verdict
+        return orjson.dumps({**self._validated(verdict).model_dump(mode="json"), **stop_reason})
 
     def _unverified(self, row: SimpleAgentRunRequest, response: NeMoGymResponse) -> SimpleAgentVerifyResponse:
         verdict = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
