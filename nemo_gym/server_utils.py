@@ -36,6 +36,7 @@ from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig, Server
 if TYPE_CHECKING:
     from nemo_gym.servers.base import BaseServer, SimpleServer
     from nemo_gym.servers.head import HeadServer
+    from nemo_gym.servers.lifetime import while_serving
     from nemo_gym.servers.ray_cluster import initialize_ray
     from nemo_gym.servers.run import is_nemo_gym_fastapi_entrypoint, per_process_cap
     from nemo_gym.servers.sessions import SESSION_ID_KEY
@@ -51,6 +52,7 @@ _LAZY = {
     "initialize_ray": "nemo_gym.servers.ray_cluster",
     "is_nemo_gym_fastapi_entrypoint": "nemo_gym.servers.run",
     "per_process_cap": "nemo_gym.servers.run",
+    "while_serving": "nemo_gym.servers.lifetime",
 }
 
 __all__ = [
@@ -91,6 +93,7 @@ __all__ = [
     "request",
     "set_global_aiohttp_client",
     "setup_server_client",
+    "while_serving",
 ]
 
 

@@ -6,8 +6,6 @@ unless it is told that this does not matter.
 """
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from nemo_gym.config_types import ConfigError
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox.pool import IsolatedPool, SandboxUnavailableError
 from nemo_gym.sandbox.process import Work
-from nemo_gym.server_utils import per_process_cap
+from nemo_gym.server_utils import per_process_cap, while_serving
 from resources_servers.code_gen.grading import UnitTests, Verdict, run_tests
 from resources_servers.code_gen.submission import breaks_reasoning_format, extract_code
 
@@ -121,19 +119,7 @@ class CodeGenResourcesServer(SimpleResourcesServer):
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the isolated processes end with the app."""
-        app = super().setup_webserver()
-        inner = app.router.lifespan_context
-
-        @asynccontextmanager
-        async def lifespan(served: Any) -> AsyncIterator[Any]:
-            async with inner(served) as state:
-                try:
-                    yield state
-                finally:
-                    self._programs.close()
-
-        app.router.lifespan_context = lifespan
-        return app
+        return while_serving(super().setup_webserver(), end=self._programs.close)
 
     async def verify(self, body: CodeGenVerifyRequest) -> CodeGenVerifyResponse:  # type: ignore[override]
         """Right when the program passes every test."""

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from nemo_gym.base_resources_server import (
@@ -19,7 +20,8 @@ from nemo_gym.config_types import ConfigError, ModelServerRef
 from nemo_gym.judge import JudgeEvaluation, ask_for_label, last_message_text, last_user_text
 from nemo_gym.openai_utils import NeMoGymEasyInputMessage, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.paths import resolve_for_reading
-from nemo_gym.server_utils import per_process_cap
+from nemo_gym.server_utils import per_process_cap, while_serving
+from nemo_gym.workers.patterns import PATTERN_TIMEOUT_S, PatternMatcher
 from resources_servers.equivalence_llm_judge.extraction import extracted
 
 
@@ -52,6 +54,8 @@ class LLMJudgeResourcesServerConfig(BaseResourcesServerConfig):
     check_full_generation_on_fail: bool = True
     """When what a row's regex found is not equal, ask again with the whole message."""
     reward_if_full_generation_succeeds: float = 0.5
+    pattern_timeout_s: float = Field(PATTERN_TIMEOUT_S, gt=0)
+    """A rollout on which a regular expression takes longer fails."""
 
 
 class LLMJudgeTemplateMetadata(BaseModel):
@@ -117,6 +121,7 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
     config: LLMJudgeResourcesServerConfig
     _template: str = PrivateAttr()
     _slots: AbstractAsyncContextManager[Any] = PrivateAttr()
+    _patterns: PatternMatcher = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Read the prompt, so that its mistakes show when the server starts."""
@@ -124,16 +129,21 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
         self._template = _read_template(self.config.judge_prompt_template_fpath)
         cap = per_process_cap(self.config.judge_endpoint_max_concurrency)
         self._slots = asyncio.Semaphore(cap) if cap else nullcontext()
+        self._patterns = PatternMatcher(self.config.pattern_timeout_s)
+
+    def setup_webserver(self) -> FastAPI:
+        """The standard routes; the processes that match regular expressions end with the app."""
+        return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
     async def verify(self, body: LLMJudgeVerifyRequest) -> LLMJudgeVerifyResponse:  # type: ignore[override]
         """Score by what the judge says; a model that said nothing is wrong without asking."""
-        case = self._case(body)
+        case = await self._case(body)
         evaluations: list[JudgeEvaluation] = []
         reward = await self._score(case, evaluations) if case.message.strip() else 0.0
         verdict = {"reward": reward, "expected_answer": case.expected, "judge_evaluations": evaluations}
         return LLMJudgeVerifyResponse(**{**dict(body), **verdict})
 
-    def _case(self, body: LLMJudgeVerifyRequest) -> _Case:
+    async def _case(self, body: LLMJudgeVerifyRequest) -> _Case:
         config = self.config
         row_regex = body.template_metadata.output_regex if body.template_metadata else None
         row_regex = row_regex if config.use_per_record_regex else None
@@ -143,11 +153,12 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
         pattern = config.response_extract_regex
         if row_regex is not None:
             pattern = None if is_long else row_regex
+        asked = last_user_text(body.responses_create_params)
         return _Case(
-            question=extracted(last_user_text(body.responses_create_params), config.question_extract_regex),
+            question=await extracted(asked, config.question_extract_regex, self._patterns),
             expected=body.expected_text,
             message=message,
-            answer=extracted(message, pattern) or config.msg_extraction_failure,
+            answer=await extracted(message, pattern, self._patterns) or config.msg_extraction_failure,
             is_long=is_long,
             has_row_regex=row_regex is not None,
         )

@@ -3,19 +3,22 @@
 import logging
 import re
 
+from nemo_gym.workers.patterns import PatternMatcher, captured
+
 logger = logging.getLogger(__name__)
 
 
-def extracted(text: str, pattern: str | None) -> str:
-    """The first non-empty group of the pattern's last match, or the whole match; without a match `text` itself."""
+async def extracted(text: str, pattern: str | None, matcher: PatternMatcher) -> str:
+    """The first non-empty group of the pattern's last match, or the whole match; without a match `text` itself.
+
+    Raises:
+        PatternTimeoutError: the pattern takes too long.
+    """
     if pattern is None:
         return text
     try:
-        matches = list(re.finditer(pattern, text, re.MULTILINE | re.DOTALL))
+        found = await matcher.last_match(pattern, text, re.MULTILINE | re.DOTALL)
     except re.error as error:
         logger.warning("the regular expression %r is ignored: %s", pattern, error)
         return text
-    if not matches:
-        return text
-    groups = [group for group in matches[-1].groups() if group]
-    return (groups[0] if groups else matches[-1][0]).strip()
+    return text if found is None else captured(found).strip()

@@ -7,8 +7,6 @@ see first.
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any, Self
 
 from fastapi import FastAPI
@@ -25,7 +23,7 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.config_types import ModelServerRef
 from nemo_gym.judge import JudgeEvaluation, ask_for_label, last_user_text
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import per_process_cap
+from nemo_gym.server_utils import per_process_cap, while_serving
 from resources_servers.math_with_judge.judging import EQUAL, NOT_EQUAL, judge_request
 from resources_servers.math_with_judge.library_pool import LibraryPool
 
@@ -101,20 +99,7 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the pool ends with the app."""
-        app = super().setup_webserver()
-        inner = app.router.lifespan_context
-
-        @asynccontextmanager
-        async def lifespan(served: Any) -> AsyncIterator[Any]:
-            self._library.open()
-            async with inner(served) as state:
-                try:
-                    yield state
-                finally:
-                    self._library.close()
-
-        app.router.lifespan_context = lifespan
-        return app
+        return while_serving(super().setup_webserver(), begin=self._library.open, end=self._library.close)
 
     async def verify(self, body: LibraryJudgeMathVerifyRequest) -> LibraryJudgeMathVerifyResponse:  # type: ignore[override]
         """Right when math-verify says so, else when the judge does, both ways round."""

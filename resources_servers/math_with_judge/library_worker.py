@@ -1,20 +1,16 @@
-"""The child process that runs math-verify: a line of JSON in, a line of JSON out, again and again.
+"""The child process that runs math-verify.
 
 A program of its own, started by `library_pool`: symbolic mathematics may take for ever or eat all
-memory, and only a process can be stopped. When nobody is left to stop it, it ends by itself: at the
-end of its input, or when it has used more processor time on one answer than it was granted.
+memory, and only a process can be stopped.
 """
 
-import json
 import logging
-import os
 import resource
-import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
-READY = "ready"
+from nemo_gym.workers.loop import Handle, serve
+
 MAX_MEMORY_BYTES = 4 * 2**30
 _MAX_SHOWING_S = 2
 
@@ -23,22 +19,18 @@ Grade = Callable[[str, str], tuple[float, str | None]]
 
 def main() -> None:
     """Serve until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not end up among the answers
     _limit_memory()
+    serve(_load_grading)
+
+
+def _load_grading() -> Handle:
     grade = _load_library()
-    _write(answers, READY)
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["cpu_limit_s"])
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         reward, extracted = _graded(grade, request["expected"], request["generated"])
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(answers, json.dumps({"reward": reward, "extracted_answer": extracted}))
+        return {"reward": reward, "extracted_answer": extracted}
 
-
-def _write(answers: Any, line: str) -> None:
-    answers.write(line + "\n")
-    answers.flush()
+    return answer
 
 
 def _limit_memory() -> None:

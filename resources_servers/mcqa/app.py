@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pydantic import BaseModel, Field, field_validator
+from fastapi import FastAPI
+from pydantic import BaseModel, Field, PrivateAttr, field_validator
 
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
@@ -12,13 +13,15 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
+from nemo_gym.server_utils import while_serving
+from nemo_gym.workers.patterns import PATTERN_TIMEOUT_S, PatternMatcher
 from resources_servers.mcqa.grading import (
     GradingMode,
     Options,
     RowGradingMode,
-    compiled,
     extract_answer,
     extract_by_patterns,
+    usable,
 )
 
 _PLAIN_KEY_METRICS = ("mean/reward", "pass@1/accuracy")
@@ -29,6 +32,8 @@ class MCQAResourcesServerConfig(BaseResourcesServerConfig):
 
     grading_mode: GradingMode | None = None
     """For all rows, whatever they say; unset: each row's own."""
+    pattern_timeout_s: float = Field(PATTERN_TIMEOUT_S, gt=0)
+    """A rollout whose `output_regex` takes longer fails."""
 
 
 class MCQATemplateMetadata(BaseModel):
@@ -75,22 +80,32 @@ class MCQAResourcesServer(SimpleResourcesServer):
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: MCQAResourcesServerConfig
+    _patterns: PatternMatcher = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Prepare the processes that match regular expressions; they start when they are needed."""
+        super().model_post_init(context)
+        self._patterns = PatternMatcher(self.config.pattern_timeout_s)
+
+    def setup_webserver(self) -> FastAPI:
+        """The standard routes; those processes end with the app."""
+        return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
     async def verify(self, body: MCQAVerifyRequest) -> MCQAVerifyResponse:  # type: ignore[override]
         """Right when the answer's letter can be read and is the expected one."""
-        extracted = self._extracted(body)
+        extracted = await self._extracted(body)
         is_right = extracted is not None and extracted == body.expected_answer
         verdict = {"reward": float(is_right), "extracted_answer": extracted}
         return MCQAVerifyResponse(**{**dict(body), **verdict})
 
-    def _extracted(self, body: MCQAVerifyRequest) -> str | None:
+    async def _extracted(self, body: MCQAVerifyRequest) -> str | None:
         text = body.response.output_text.strip()
         if not text:
             return None
         options = _options_of(body)
-        patterns = compiled(body.template_metadata.output_regex if body.template_metadata else None)
+        patterns = usable(body.template_metadata.output_regex if body.template_metadata else None)
         if patterns:
-            return extract_by_patterns(text, options, patterns)
+            return await extract_by_patterns(text, options, patterns, self._patterns)
         return extract_answer(text, options, self.config.grading_mode or body.grading_mode)
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:

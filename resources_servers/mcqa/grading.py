@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
+from nemo_gym.workers.patterns import PatternMatcher, captured
 from resources_servers.mcqa.boxes import last_box, without_text_wrappers
 
 logger = logging.getLogger(__name__)
@@ -43,35 +44,38 @@ def extract_answer(text: str, options: Options, mode: GradingMode) -> str | None
     return _READERS[mode](text, options)
 
 
-def extract_by_patterns(text: str, options: Options, patterns: Sequence[re.Pattern[str]]) -> str | None:
+async def extract_by_patterns(
+    text: str, options: Options, patterns: Sequence[str], matcher: PatternMatcher
+) -> str | None:
     """The letter found by the first pattern that finds one, in its last match.
 
     A single letter is taken even when no option has it; anything else must be the text of an option.
+
+    Raises:
+        PatternTimeoutError: a pattern takes too long.
     """
     for pattern in patterns:
-        matches = list(pattern.finditer(text))
-        if not matches:
+        found = await matcher.last_match(pattern, text, re.IGNORECASE)
+        if found is None:
             continue
-        found = _captured(matches[-1])
-        letter = fold_letter(found)
-        if letter is not None:
-            return letter
-        chosen = _option_with_text(found, options)
+        chosen = fold_letter(captured(found)) or _option_with_text(captured(found), options)
         if chosen is not None:
             return chosen
     return None
 
 
-def compiled(patterns: str | Sequence[str] | None) -> list[re.Pattern[str]]:
+def usable(patterns: str | Sequence[str] | None) -> list[str]:
     """The patterns that are regular expressions; the others are logged and left out."""
     given = [patterns] if isinstance(patterns, str) else patterns or []
-    usable = []
+    regular = []
     for pattern in given:
         try:
-            usable.append(re.compile(pattern, re.IGNORECASE))
+            re.compile(pattern, re.IGNORECASE)
         except re.error as error:
             logger.warning("output_regex %r is ignored: %s", pattern, error)
-    return usable
+        else:
+            regular.append(pattern)
+    return regular
 
 
 def fold_letter(text: str) -> str | None:
@@ -150,11 +154,6 @@ def _listed_after(payload: str, start: int, options: Options) -> set[str]:
         letters.add(match[1])
         start = match.end()
     return letters & options.keys()
-
-
-def _captured(match: re.Match[str]) -> str:
-    groups = [group for group in match.groups() if group]
-    return groups[0] if groups else match[0]
 
 
 def _option_with_text(text: str, options: Options) -> str | None:

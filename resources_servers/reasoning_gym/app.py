@@ -5,8 +5,6 @@ evaluate what the model wrote as a formula, which can run for ever or do harm: t
 processes apart, isolated as far as the system allows, that are killed when they take too long.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox.child import Limits
 from nemo_gym.sandbox.pool import IsolatedPool
 from nemo_gym.sandbox.process import IsolatedProcess, Outcome, SandboxError, Work
-from nemo_gym.server_utils import per_process_cap
+from nemo_gym.server_utils import per_process_cap, while_serving
 from resources_servers.reasoning_gym.answers import extract_answer
 
 _WORK = Work("resources_servers.reasoning_gym.scoring", roots=(Path(__file__).absolute().parents[2], PARENT_DIR))
@@ -95,19 +93,7 @@ class ReasoningGymResourcesServer(SimpleResourcesServer):
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the scoring processes end with the app."""
         app = super().setup_webserver()
-        inner = app.router.lifespan_context
-
-        @asynccontextmanager
-        async def lifespan(served: Any) -> AsyncIterator[Any]:
-            async with inner(served) as state:
-                self._scorers.start_in_background()
-                try:
-                    yield state
-                finally:
-                    self._scorers.close()
-
-        app.router.lifespan_context = lifespan
-        return app
+        return while_serving(app, begin=self._scorers.start_in_background, end=self._scorers.close)
 
     async def verify(self, body: ReasoningGymVerifyRequest) -> ReasoningGymVerifyResponse:  # type: ignore[override]
         """Score the answer; no answer scores 0."""

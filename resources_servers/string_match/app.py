@@ -3,7 +3,8 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from fastapi import FastAPI
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
@@ -13,10 +14,15 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
+from nemo_gym.server_utils import while_serving
+from nemo_gym.workers.patterns import PATTERN_TIMEOUT_S, PatternMatcher
 
 
 class StringMatchResourcesServerConfig(BaseResourcesServerConfig):
-    """Nothing to configure: the rows say how they are matched."""
+    """The rows say how they are matched."""
+
+    pattern_timeout_s: float = Field(PATTERN_TIMEOUT_S, gt=0)
+    """A rollout whose regular expression takes longer fails."""
 
 
 def _as_text(value: Any) -> Any:
@@ -58,11 +64,27 @@ class StringMatchResourcesServer(SimpleResourcesServer):
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: StringMatchResourcesServerConfig
+    _patterns: PatternMatcher = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Prepare the processes that match regular expressions; they start when they are needed."""
+        super().model_post_init(context)
+        self._patterns = PatternMatcher(self.config.pattern_timeout_s)
+
+    def setup_webserver(self) -> FastAPI:
+        """The standard routes; those processes end with the app."""
+        return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
     async def verify(self, body: StringMatchVerifyRequest) -> StringMatchVerifyResponse:  # type: ignore[override]
         """Right when all that the model said matches as the row wants."""
-        is_right = matches(body.response.output_text, body)
+        is_right = await self._matches(body.response.output_text, body)
         return StringMatchVerifyResponse(**dict(body), reward=float(is_right))
+
+    async def _matches(self, text: str, row: StringMatchRunRequest) -> bool:
+        if row.match != "regex":
+            return matches(text, row)
+        flags = re.IGNORECASE if row.ignore_case else 0
+        return await self._patterns.last_match(row.expected_answer, text, flags) is not None
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """pass@k; there is no vote, since right answers need not be equal."""
@@ -82,10 +104,8 @@ class StringMatchResourcesServer(SimpleResourcesServer):
 
 
 def matches(text: str, row: StringMatchRunRequest) -> bool:
-    """Whether `text` is what `row` expects."""
+    """Whether `text` is the text that `row` expects, or contains it."""
     expected = row.expected_answer
-    if row.match == "regex":
-        return re.search(expected, text, re.IGNORECASE if row.ignore_case else 0) is not None
     if row.ignore_case:
         text, expected = text.casefold(), expected.casefold()
     return expected in text if row.match == "contains" else text.strip() == expected.strip()

@@ -1,5 +1,6 @@
 """What the judge is asked and what its verdicts are worth, and whole rollouts with scripted models."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,6 +11,7 @@ from nemo_gym.config_types import ConfigError, ModelServerRef
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.testing import MALFORMED, check_examples, play
+from nemo_gym.workers.patterns import PatternMatcher
 from resources_servers.equivalence_llm_judge.app import LLMJudgeResourcesServer, LLMJudgeResourcesServerConfig
 from resources_servers.equivalence_llm_judge.extraction import extracted
 
@@ -226,7 +228,20 @@ def test_key_metrics_are_the_mean_and_passes() -> None:
     ],
 )
 def test_a_pattern_finds_its_last_match(pattern: str | None, found: str) -> None:
-    assert extracted("a=1\nb=2\na=3", pattern) == found
+    matcher = PatternMatcher(timeout_s=60.0)
+    try:
+        assert asyncio.run(extracted("a=1\nb=2\na=3", pattern, matcher)) == found
+    finally:
+        matcher.close()
+
+
+def test_a_pattern_that_takes_for_ever_fails_the_rollout() -> None:
+    row = {**ROWS[0], "template_metadata": {"output_regex": "(a+)+$"}}
+
+    result = judged(str(RIGHT), "a" * 60 + "b", row, pattern_timeout_s=1.0)
+
+    assert result["_ng_failure_class"] == "http_4xx"
+    assert "(a+)+$" in result["_ng_failure_message"]
 
 
 def test_a_perfect_model_scores_one_and_further_fields_stay() -> None:

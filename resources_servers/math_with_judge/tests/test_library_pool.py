@@ -135,7 +135,7 @@ def test_an_answer_over_which_every_process_dies_is_not_scored(
     program.write_text("print('ready', flush=True); input()")
     pool = make_pool(program=program)
 
-    with pytest.raises(LibraryVerifierError, match="2 math-verify processes died over one answer"):
+    with pytest.raises(LibraryVerifierError, match="2 math-verify processes died over one request"):
         run(pool.grade("1", "1"))
     assert pool.pids == set()
 
