@@ -234,4 +234,6 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _missing(path: Path, library: str, extra: str) -> MissingLibraryError:
-    return MissingLibraryError(f"reading {path} needs {library}, which is not installed: install the extra `{extra}`")
+    return MissingLibraryError(
+        f"reading {path} needs {library}, which is not installed: pip install {library} (the extra `{extra}`)"
+    )

@@ -68,8 +68,9 @@ class Fleet:
         return all(unit.is_ready for unit in self.units)
 
     def not_ready(self) -> list[str]:
-        """The servers that are waited for."""
-        return [name for unit in self.units for name in unit.servers if name not in unit.ready]
+        """The servers that are waited for; in a dry run all whose process has not finished."""
+        is_dry = self._settings.dry_run
+        return [name for unit in self.units for name in unit.servers if is_dry or name not in unit.ready]
 
     def start(self, unit: Unit) -> None:
         """Start a process and watch it from now on."""

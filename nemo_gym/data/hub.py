@@ -99,7 +99,8 @@ def explained(what: str, done: str = "read from") -> Iterator[None]:
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise MissingLibraryError(
-            "the Hugging Face hub needs huggingface_hub, which is not installed: install the extra `hf`"
+            "the Hugging Face hub needs huggingface_hub, which is not installed: pip install huggingface_hub "
+            "(the extra `hf`)"
         ) from error
     of_http_library = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
     expected: tuple[type[Exception], ...] = (HFValidationError, EntryNotFoundError, OSError, *of_http_library)
