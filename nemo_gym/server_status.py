@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
 
+from nemo_gym.config.auth import auth_token, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.global_config import get_global_config_dict, maybe_get_global_config_dict
 from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.probe import fetch, probe
 from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
@@ -34,9 +36,12 @@ class StatusCommand:
     def discover_servers(self) -> list[ServerInstanceDisplayConfig]:
         """Every server of the run with its health; empty, with a warning, when no head server answers."""
         head = self._head_server_config or _configured_head()
-        address = Address(head.host, head.port)
+        address, token = Address(head.host, head.port), auth_token(maybe_get_global_config_dict() or {})
         try:
-            status, body = fetch(address, "/server_instances", _HEAD_TIMEOUT_S)
+            status, body = fetch(address, "/server_instances", _HEAD_TIMEOUT_S, token)
+            if status == HTTPStatus.UNAUTHORIZED:
+                logger.warning("%s", refused_by_head(base_url(address), token))
+                return []
             listed: list[dict[str, Any]] = json.loads(body) if status == 200 else []
             servers = [ServerInstanceDisplayConfig.model_validate(entry) for entry in listed]
         except (OSError, http.client.HTTPException, ValidationError, ValueError, TypeError) as error:
