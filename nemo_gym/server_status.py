@@ -18,6 +18,7 @@ from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.probe import fetch, probe
 from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
 from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig, ServerStatus
+from nemo_gym.terminal import print_line
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +82,7 @@ class StatusCommand:
 
     def display_status(self, servers: Sequence[ServerInstanceDisplayConfig]) -> None:
         """Print the servers as a table, and how many of them are healthy."""
-        from rich.text import Text
-
-        from nemo_gym.tables import new_table, print_line, print_table
+        from nemo_gym.tables import new_table, print_table
 
         if not servers:
             print_line("No NeMo Gym servers found running.")
@@ -94,7 +93,7 @@ class StatusCommand:
             replica = f" (replica {server.replica})" if server.replica else ""
             name = f"[{number}] {mark} {server.process_name}{replica} ({server.server_type}/{server.name})"
             uptime = "" if server.uptime_seconds is None else format_uptime(server.uptime_seconds)
-            table.add_row(Text(name), server.url, str(server.pid), server.isolation, uptime, server.status)
+            table.add_row(name, server.url, str(server.pid), server.isolation, uptime, server.status)
         print_table(table)
         healthy = sum(server.status == "success" for server in servers)
         print_line(f"{len(servers)} servers found ({healthy} healthy, {len(servers) - healthy} unhealthy)")

@@ -32,6 +32,7 @@ from nemo_gym.servers.classes import one_server_class
 from nemo_gym.servers.context import prefix_output
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
     from nemo_gym.servers.base import SimpleServer
@@ -57,7 +58,7 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
     try:
         server = server_class.from_global_config()
     except ConfigError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(harmless(f"Error: {error}\n"))
         raise SystemExit(2) from None
     if config.get(DRY_RUN_KEY_NAME):
         return None
