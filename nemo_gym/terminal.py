@@ -7,7 +7,6 @@ their escapes, so that one sees what was there and nothing happens.
 
 import re
 import sys
-import traceback
 from types import TracebackType
 
 MAX_SHOWN_LENGTH = 200
@@ -47,6 +46,8 @@ def print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:  # a `sys.excepthook`
     """Print the traceback of an exception nobody expected, which may quote what a server sent."""
+    import traceback
+
     sys.stderr.write(harmless("".join(traceback.format_exception(kind, error, trace))))
 
 
