@@ -22,6 +22,7 @@ from nemo_gym.http.request import raise_for_status
 from nemo_gym.http.server_client import ServerClient
 from nemo_gym.server_status import StatusCommand
 from nemo_gym.server_utils import HeadServer
+from nemo_gym.servers.direct import DirectLane
 from tests.http.conftest import answer, peer_that, uvicorn_on
 from tests.servers.conftest import Running, starter, write_server
 
@@ -181,6 +182,14 @@ def test_the_token_does_not_follow_a_redirect_to_another_host() -> None:
 
     assert len(stranger.received) == 2
     assert not any(TOKEN.encode() in request for request in stranger.received)
+
+
+def test_the_short_way_into_a_server_is_locked_too() -> None:
+    lane = DirectLane(built_elsewhere(TOKEN), "tools")
+
+    assert lane.find("POST", "/seed_session") is not None
+    with uvicorn_on(lane) as port, pytest.raises(ServerResponseError, match="401"):
+        post(client_of(port, None), "/seed_session", json={})
 
 
 def test_a_server_without_a_token_in_its_config_has_no_guard_at_all() -> None:
