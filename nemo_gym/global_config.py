@@ -12,6 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config import ports
+from nemo_gym.config.auth import auth_token_problems
 from nemo_gym.config.checks import missing_values
 from nemo_gym.config.conflicts import conflicting_definitions
 from nemo_gym.config.defaults import fill_defaults
@@ -164,7 +165,7 @@ class GlobalConfigDictParser:
             resolved = resolve(config, tree)
             problems += [*missing_values(tree), *resolved.problems]
             instances, unfit = self._find_instances(config, resolved, sources.files)
-            problems += [*unfit, *address_problems(resolved.tree, instances)]
+            problems += [*unfit, *address_problems(resolved.tree, instances), *auth_token_problems(resolved.tree)]
             if not problems:
                 fill_defaults(config)
                 assign_addresses(config, instances, _find_open_port_using_range, offline=settings.offline)

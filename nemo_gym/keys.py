@@ -43,6 +43,7 @@ COPY_KEY_NAME = "_copy"
 DELETE_KEY_KEY_NAME = "_delete_key"
 NEMO_GYM_LOG_DIR_KEY_NAME = "nemo_gym_log_dir"
 SESSION_SECRET_KEY_NAME = "session_secret"
+AUTH_TOKEN_KEY_NAME = "auth_token"
 NUM_REPLICAS_KEY_NAME = "num_replicas"
 RUN_ID_KEY_NAME = "run_id"
 ALLOW_UNKNOWN_KEYS_KEY_NAME = "allow_unknown_keys"
@@ -92,6 +93,7 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
     SKIP_VERIFICATION_KEY_NAME,
     SKIP_VERIFICATION_REWARD_KEY_NAME,
     SESSION_SECRET_KEY_NAME,
+    AUTH_TOKEN_KEY_NAME,
     NUM_REPLICAS_KEY_NAME,
     RUN_ID_KEY_NAME,
     ALLOW_UNKNOWN_KEYS_KEY_NAME,
@@ -139,6 +141,7 @@ WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
         RESULTS_DIR_KEY_NAME,
         CACHE_DIR_KEY_NAME,
         SESSION_SECRET_KEY_NAME,
+        AUTH_TOKEN_KEY_NAME,
     }
 )
 """Config keys whose value is text even when it looks like something else (`a,b`, `x=1`, `007`)."""

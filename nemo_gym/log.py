@@ -4,14 +4,16 @@ import logging
 import sys
 from typing import TextIO
 
+from nemo_gym.terminal import harmless
+
 LOGGER_NAME = "nemo_gym"
 
 
 class _LevelPrefixFormatter(logging.Formatter):
-    """Plain text for information, the level's name in front of anything that needs attention."""
+    """Plain text for information, the level's name in front of anything that needs attention; no escape sequences."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = harmless(super().format(record))
         return text if record.levelno <= logging.INFO else f"{record.levelname.capitalize()}: {text}"
 
 

@@ -5,9 +5,11 @@ Components of users come before ours: a relative path is looked for in the folde
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+from nemo_gym.errors import ConfigError
 from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
 
 ROOT_DIR = Path(__file__).absolute().parent
@@ -17,6 +19,27 @@ PARENT_DIR = ROOT_DIR.parent
 WORKING_DIR = PARENT_DIR if (PARENT_DIR / "pyproject.toml").exists() else Path.cwd()
 CACHE_DIR = WORKING_DIR / "cache"
 RESULTS_DIR = WORKING_DIR / "results"
+
+
+_STEP = r"(?!\.{1,2}(?:/|\Z))[^/\\\x00]+"
+_NAME = re.compile(_STEP)
+_PATH_INSIDE = re.compile(f"{_STEP}(?:/{_STEP})*")
+
+
+class PathTraversalError(ConfigError, ValueError):
+    """A name that leads somewhere else than names do."""
+
+
+def require_name(name: str, what: str) -> None:
+    """Refuse what is not the name of one file or folder: a name must not choose where it is looked for."""
+    if not _NAME.fullmatch(name):
+        raise PathTraversalError(f"{what} {name!r} must be the name of a folder: without slashes, and not a path")
+
+
+def require_path_inside(path: str, what: str) -> None:
+    """Refuse a relative path that is absolute after all, or steps out of the folder it is relative to."""
+    if not _PATH_INSIDE.fullmatch(path):
+        raise PathTraversalError(f"{what} {path!r} must be a path below its folder: relative, and without `..`")
 
 
 def component_search_roots() -> list[Path]:

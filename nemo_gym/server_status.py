@@ -6,16 +6,19 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
 
+from nemo_gym.config.auth import auth_token, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.global_config import get_global_config_dict, maybe_get_global_config_dict
 from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.probe import fetch, probe
 from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
 from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig, ServerStatus
+from nemo_gym.terminal import print_line
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +37,12 @@ class StatusCommand:
     def discover_servers(self) -> list[ServerInstanceDisplayConfig]:
         """Every server of the run with its health; empty, with a warning, when no head server answers."""
         head = self._head_server_config or _configured_head()
-        address = Address(head.host, head.port)
+        address, token = Address(head.host, head.port), auth_token(maybe_get_global_config_dict() or {})
         try:
-            status, body = fetch(address, "/server_instances", _HEAD_TIMEOUT_S)
+            status, body = fetch(address, "/server_instances", _HEAD_TIMEOUT_S, token)
+            if status == HTTPStatus.UNAUTHORIZED:
+                logger.warning("%s", refused_by_head(base_url(address), token))
+                return []
             listed: list[dict[str, Any]] = json.loads(body) if status == 200 else []
             servers = [ServerInstanceDisplayConfig.model_validate(entry) for entry in listed]
         except (OSError, http.client.HTTPException, ValidationError, ValueError, TypeError) as error:
@@ -76,9 +82,7 @@ class StatusCommand:
 
     def display_status(self, servers: Sequence[ServerInstanceDisplayConfig]) -> None:
         """Print the servers as a table, and how many of them are healthy."""
-        from rich.text import Text
-
-        from nemo_gym.tables import new_table, print_line, print_table
+        from nemo_gym.tables import new_table, print_table
 
         if not servers:
             print_line("No NeMo Gym servers found running.")
@@ -89,7 +93,7 @@ class StatusCommand:
             replica = f" (replica {server.replica})" if server.replica else ""
             name = f"[{number}] {mark} {server.process_name}{replica} ({server.server_type}/{server.name})"
             uptime = "" if server.uptime_seconds is None else format_uptime(server.uptime_seconds)
-            table.add_row(Text(name), server.url, str(server.pid), server.isolation, uptime, server.status)
+            table.add_row(name, server.url, str(server.pid), server.isolation, uptime, server.status)
         print_table(table)
         healthy = sum(server.status == "success" for server in servers)
         print_line(f"{len(servers)} servers found ({healthy} healthy, {len(servers) - healthy} unhealthy)")

@@ -47,3 +47,14 @@ def test_handlers_of_the_surrounding_program_still_see_records(caplog: pytest.Lo
     setup_logging()
     logger.info("hello")
     assert caplog.messages == ["hello"]
+
+
+def test_what_a_record_quotes_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging()
+    try:
+        raise ValueError("\x1b[2Jgone")
+    except ValueError:
+        logger.exception("%s", "\x9b31m\u202ered")
+    printed = capsys.readouterr().err
+    assert printed.startswith("Error: \\x9b31m\\u202ered\nTraceback")
+    assert printed.endswith("ValueError: \\x1b[2Jgone\n")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from nemo_gym.cli.results import print_metrics
 from nemo_gym.rollouts.aggregate import AgentMetrics
 from nemo_gym.rollouts.aggregation_summary import AggregationSummary
+from nemo_gym.terminal import print_line
 
 _UNKNOWN = "?"
 
@@ -13,16 +14,16 @@ def print_aggregation(summary: AggregationSummary) -> None:
     """Print the end of an aggregation to stdout."""
     for of_agent in summary.metrics:
         print_metrics(_with_unknowns(of_agent))
-    print()
-    print(f"Records: {summary.records} in {len(summary.files.shards)} shards")
+    print_line()
+    print_line(f"Records: {summary.records} in {len(summary.files.shards)} shards")
     for remark in summary.remarks():
-        print(f"  {remark}")
+        print_line(f"  {remark}")
     if summary.expectations is not None and not summary.expectations.is_known:
-        print("  how many there should be is not known: some shards have no manifest and no materialized inputs")
+        print_line("  how many there should be is not known: some shards have no manifest and no materialized inputs")
     if summary.metrics:
-        print(f"Computed: {'here, without servers' if summary.is_offline else 'by the running servers'}")
-    print(f"Merged rollouts: {summary.paths.rollouts if summary.is_merged else 'not merged'}")
-    print(f"Aggregate metrics: {summary.metrics_path}")
+        print_line(f"Computed: {'here, without servers' if summary.is_offline else 'by the running servers'}")
+    print_line(f"Merged rollouts: {summary.paths.rollouts if summary.is_merged else 'not merged'}")
+    print_line(f"Aggregate metrics: {summary.metrics_path}")
 
 
 def _with_unknowns(of_agent: AgentMetrics) -> AgentMetrics:

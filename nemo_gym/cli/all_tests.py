@@ -7,7 +7,8 @@ from pathlib import Path
 from nemo_gym.cli.module_tests import EXIT_NO_TESTS, ModulePythons, Outcome, ServerModule, run_tests
 from nemo_gym.keys import SERVER_TYPES
 from nemo_gym.paths import PARENT_DIR
-from nemo_gym.tables import new_table, print_line, print_table
+from nemo_gym.tables import new_table, print_table
+from nemo_gym.terminal import print_line
 
 _FAILED = (1, 2)
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from nemo_gym.cli.arguments import wants_help
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.keys import NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
+from nemo_gym.terminal import harmless, print_traceback
 
 if TYPE_CHECKING:
     from nemo_gym.global_config import GlobalConfigDictParserConfig
@@ -146,6 +147,8 @@ class Command(Generic[ConfigT]):
         return exit_code
 
     def _run(self, given: Sequence[str] | None) -> int:
+        if given is None:
+            sys.excepthook = print_traceback
         arguments = sys.argv[1:] if given is None else given
         if wants_help(arguments):
             self.show_help()
@@ -177,8 +180,8 @@ def _report(error: GymError, exit_code: int) -> int:
     if os.environ.get(NEMO_GYM_DEBUG_ENV_VAR_NAME, "0") not in ("", "0", "false"):
         import traceback
 
-        traceback.print_exception(error)
-    print(f"Error: {error}", file=sys.stderr)
+        print(harmless("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    print(harmless(f"Error: {error}"), file=sys.stderr)
     return exit_code
 
 

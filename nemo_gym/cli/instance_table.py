@@ -3,8 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from rich.text import Text
-
 from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig
 from nemo_gym.tables import new_table, print_table
 
@@ -17,13 +15,13 @@ def print_instances(
 ) -> None:
     """Print the head server and every instance to stdout."""
     table = new_table("server", "kind", "URL", "pid", "isolation", "ready after")
-    table.add_row("head server", Text(f"run {run_id}"), head_url, str(os.getpid()), "this process", "")
+    table.add_row("head server", f"run {run_id}", head_url, str(os.getpid()), "this process", "")
     for instance in instances:
         name, replica = str(instance.process_name), instance.replica or 0
         seconds = took_s.get((name, replica))
         table.add_row(
-            Text(f"{name} (replica {replica})" if replica else name),
-            Text(f"{instance.server_type}/{instance.name}"),
+            f"{name} (replica {replica})" if replica else name,
+            f"{instance.server_type}/{instance.name}",
             instance.url,
             str(instance.pid),
             instance.isolation,

@@ -1,7 +1,7 @@
 """Where the output of server processes goes: the terminal or a log file per server, and the memory of its last lines.
 
 Lines that a host prints for one of its servers arrive as `(name) text`; a server alone in its process
-may or may not prefix its own lines. Here every line gets its owner, once.
+may or may not prefix its own lines. Here every line gets its owner, once, and loses what could act on a terminal.
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import IO
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import NEMO_GYM_LOG_DIR_KEY_NAME
+from nemo_gym.terminal import harmless
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,17 @@ class ServerOutput:
 
     def write(self, raw: bytes) -> None:
         """Take one line."""
-        line = raw.decode(errors="replace").rstrip("\r\n")
+        for line in raw.decode(errors="replace").rstrip("\r\n").split("\r"):  # a progress bar rewrites its line
+            self._take(harmless(line))
+
+    def close(self) -> None:
+        """Close the log files."""
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def _take(self, line: str) -> None:
         prefix = _PREFIX.fullmatch(line)
         owner, text = self._owner, line
         if prefix and (prefix["owner"] == self._owner or prefix["owner"] in self._servers):
@@ -71,13 +82,6 @@ class ServerOutput:
                 self._write_to_file(owner, text)
                 return
         _write_to_terminal(f"({owner}) {text}\n")
-
-    def close(self) -> None:
-        """Close the log files."""
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
 
     def _write_to_file(self, owner: str, text: str) -> None:
         path = self.log_file(owner)

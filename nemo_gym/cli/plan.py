@@ -19,7 +19,7 @@ from nemo_gym.cli.launch_errors import ServerFolderError
 from nemo_gym.cli.requirements import Requirements, read_requirements, requirements_files
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import ENTRYPOINT_KEY_NAME, PYTHON_VERSION_KEY_NAME
-from nemo_gym.paths import PARENT_DIR, component_search_roots
+from nemo_gym.paths import PARENT_DIR, component_search_roots, require_name, require_path_inside
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 from nemo_gym.servers.bundled import BUNDLED
 
@@ -79,7 +79,13 @@ def plan_servers(instances: list[ServerInstanceConfig], settings: PlanSettings) 
 
 
 def find_server_folder(server_type: str, implementation: str) -> Path:
-    """The folder of a server: the first of the search roots that has it with its requirements."""
+    """The folder of a server: the first of the search roots that has it with its requirements.
+
+    Raises:
+        ServerFolderError: there is none.
+        PathTraversalError: the name is a path, which could lead anywhere.
+    """
+    require_name(implementation, f"the server below {server_type},")
     places = [root / server_type / implementation for root in component_search_roots()]
     found = next((place for place in places if requirements_files(place)), None)
     found = found or next((place for place in places if place.is_dir()), None)
@@ -197,6 +203,9 @@ def _check_entrypoint(folder: Path, entrypoint: str) -> None:
         raise ServerFolderError(
             f"`{ENTRYPOINT_KEY_NAME}: {entrypoint}` must be relative to the server's folder {folder}"
         )
+    require_path_inside(entrypoint, f"`{ENTRYPOINT_KEY_NAME}` of the server in {folder},")
+    if not (folder / entrypoint).resolve().is_relative_to(folder.resolve()):
+        raise ServerFolderError(f"`{ENTRYPOINT_KEY_NAME}: {entrypoint}` is a link that leads out of {folder}")
     if not (folder / entrypoint).is_file():
         hint = _similar([folder / entrypoint], Path.is_file)
         raise ServerFolderError(f"`{ENTRYPOINT_KEY_NAME}: {entrypoint}` does not exist in {folder}{hint}")

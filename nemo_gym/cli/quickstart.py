@@ -12,6 +12,7 @@ from nemo_gym.errors import GymError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, OmegaConf
 from nemo_gym.log import setup_logging
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from nemo_gym.terminal import harmless
 
 ENVIRONMENT = "resources_servers/example_single_tool_call"
 CONFIGS = [
@@ -38,7 +39,7 @@ def main() -> int:
         finally:
             helper.shutdown()
     except GymError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(harmless(f"Error: {error}"), file=sys.stderr)
         return 1
     print_summary(summary)
     print(_next_steps())

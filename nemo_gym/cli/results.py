@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.text import Text
 
 from nemo_gym.rollouts.aggregate import AgentMetrics
 from nemo_gym.rollouts.masked import masked_command
 from nemo_gym.rollouts.record import Outcome
 from nemo_gym.rollouts.summary import RunSummary
-from nemo_gym.rollouts.terminal import shown
 from nemo_gym.tables import new_table, print_table
+from nemo_gym.terminal import harmless, harmless_json, print_line, shown
 
 _PROBLEM_LENGTH = 2_000
 _RESUME = "+resume_from_cache=true"
@@ -24,16 +23,16 @@ _RETRY = "+retry_exhausted=true"
 def print_summary(summary: RunSummary, *, as_json: bool = False) -> None:
     """Print the end of a run to stdout, for people, or as one line for programs."""
     if as_json:
-        print(orjson.dumps(summary.as_json(), option=orjson.OPT_NON_STR_KEYS).decode())
+        print(harmless_json(orjson.dumps(summary.as_json(), option=orjson.OPT_NON_STR_KEYS).decode()))
         return
     for of_agent in summary.metrics:
         print_metrics(of_agent)
-        print()
+        print_line()
     if summary.failures.by_class:
         _print_failures(summary)
-        print()
+        print_line()
     for line in _closing_lines(summary):
-        print(line)
+        print_line(line)
 
 
 def print_resume_hint(summary: RunSummary, command: Sequence[str] = ()) -> None:
@@ -53,7 +52,7 @@ def print_resume_hint(summary: RunSummary, command: Sequence[str] = ()) -> None:
             f"{what}, {summary.given_up} of them given up. Go on with: {_as_typed(command, _RESUME)} "
             f"({_RETRY} also tries again what was given up)"
         )
-    print(hint, file=sys.stderr)
+    print(harmless(hint), file=sys.stderr)
 
 
 def _as_typed(command: Sequence[str], *options: str) -> str:
@@ -69,10 +68,10 @@ def _as_typed(command: Sequence[str], *options: str) -> str:
 def print_metrics(of_agent: AgentMetrics) -> None:
     """Print the metrics of one agent, and how much of the run they rest on, as a table."""
     table = new_table("metric", "value", "± interval (95 %)", "n")
-    print(shown(of_agent.agent))
+    print_line(shown(of_agent.agent))
     coverage = of_agent.coverage or {}
     for name, value, interval, count in [*_key_metrics(of_agent), *_coverage_rows(coverage)]:
-        table.add_row(Text(shown(name)), value, Text(interval), count)
+        table.add_row(shown(name), value, interval, count)
     print_table(table)
 
 
@@ -112,7 +111,7 @@ def _print_failures(summary: RunSummary) -> None:
     table = new_table("failure", "attempts", "rollouts", "example")
     ordered = sorted(summary.failures.by_class.items(), key=lambda item: (-item[1].attempts, item[0]))
     for name, of_class in ordered:
-        table.add_row(Text(name), str(of_class.attempts), str(of_class.rollouts), Text(of_class.example))
+        table.add_row(name, of_class.attempts, of_class.rollouts, of_class.example)
     print_table(table)
 
 

@@ -10,11 +10,9 @@ are imported after the servers have been started, so that they load theirs at th
 """
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,18 +22,18 @@ from nemo_gym.cli.fleet import Fleet
 from nemo_gym.cli.launch_errors import HeadServerStoppedError, ServerStartError
 from nemo_gym.cli.output import open_log_folder
 from nemo_gym.cli.plan import PlannedServer, PlanSettings, plan_servers
+from nemo_gym.cli.preflight import check_ports, identify_run, show_token, warn_if_open_to_others
 from nemo_gym.cli.pythons import Pythons
 from nemo_gym.cli.units import Alone, Host, RunContext
 from nemo_gym.cli.validation import validate_options
 from nemo_gym.cli.warden import Warden
+from nemo_gym.config.auth import make_auth_token
 from nemo_gym.config.handover import write_config_file
 from nemo_gym.config.instances import find_instances
-from nemo_gym.errors import ConfigError, NoServerInstancesError
+from nemo_gym.errors import NoServerInstancesError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict
 from nemo_gym.http.addresses import Address, base_url
-from nemo_gym.keys import HEAD_SERVER_KEY_NAME, RUN_ID_KEY_NAME, SESSION_SECRET_KEY_NAME
 from nemo_gym.schemas.run_config import RunConfig
-from nemo_gym.servers.listening import listen
 
 if TYPE_CHECKING:
     import uvicorn
@@ -151,9 +149,13 @@ class RunHelper:
     def _start(self, config: DictConfig) -> None:
         self._settings = settings = validate_options(RunConfig, config, "ng_run")
         planned = _plan(config, settings)
-        self._run_id = _identify_run(config)
+        self._run_id = identify_run(config)
+        made_token = make_auth_token(config)
         if not settings.dry_run:
-            _check_ports(config, planned)
+            check_ports(config, planned)
+            warn_if_open_to_others(config, planned)
+            if made_token is not None:
+                show_token(made_token)
         self._warden = warden = Warden()
         pythons = Pythons(config, settings, warden, lambda: self._is_stopping)
         pythons.prepare(planned)
@@ -256,35 +258,3 @@ def _plan(config: DictConfig, settings: RunConfig) -> list[PlannedServer]:
     return plan_servers(
         instances, PlanSettings(settings.python_version, settings.skip_venv_if_present, settings.uv_venv_dir)
     )
-
-
-def _identify_run(config: DictConfig) -> str:
-    """Give the run its name, and the secret that makes sessions survive the restart of a server."""
-    if not config.get(RUN_ID_KEY_NAME):
-        config[RUN_ID_KEY_NAME] = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    if not config.get(SESSION_SECRET_KEY_NAME):
-        config[SESSION_SECRET_KEY_NAME] = secrets.token_hex(32)
-    return str(config[RUN_ID_KEY_NAME])
-
-
-def _check_ports(config: DictConfig, planned: Sequence[PlannedServer]) -> None:
-    """Find out before anything is started that a port is taken."""
-    head = config[HEAD_SERVER_KEY_NAME]
-    wanted = [(head.host, head.port, "the head server", "+head_server.port=<port> (0: any free one)")]
-    wanted += [
-        (
-            server.host,
-            server.port,
-            f"server {server.name!r}",
-            f"++{server.name}.{server.server_type}.{server.implementation}.port=<port>",
-        )
-        for server in planned
-    ]
-    problems = []
-    for host, port, who, remedy in wanted:
-        try:
-            listen(host, port, who, remedy).close()
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))

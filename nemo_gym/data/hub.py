@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gym.data.hub_files import files_of_split
 from nemo_gym.errors import ConfigError, GymError, listed
+from nemo_gym.paths import require_path_inside
 from nemo_gym.row_files import MissingLibraryError, read_rows
 
 if TYPE_CHECKING:
@@ -47,7 +48,12 @@ class Hub:
     cache_dir: Path | None = None
 
     def file(self, repo_id: str, path: str) -> Path:
-        """A file of a data set, as it is now on the hub; of the last visit when the hub cannot be reached."""
+        """A file of a data set, as it is now on the hub; of the last visit when the hub cannot be reached.
+
+        Raises:
+            PathTraversalError: the path, which may come from the hub itself, leads out of the data set.
+        """
+        require_path_inside(path, f"the file of the data set {repo_id},")
         with explained(f"{path} of the data set {repo_id}"):
             downloaded = self.api.hf_hub_download(repo_id, path, repo_type="dataset", cache_dir=self.cache_dir)
             return Path(downloaded)

@@ -36,6 +36,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+ADMITTED = "nemo_gym.admitted"
+"""In the scope of a call that needs no token: its caller is this process, or has shown the token already."""
+
 
 class Answer(NamedTuple):
     """A complete answer."""
@@ -282,4 +285,5 @@ def _scope(hosted: HostedApp, address: Address, request: LocalRequest) -> Scope:
         "client": _CLIENT,
         "server": address,
         "state": dict(hosted.state),
+        ADMITTED: True,
     }

@@ -6,12 +6,13 @@ Proxies of the environment are never used: servers of a run are asked directly.
 import http.client
 import socket
 
+from nemo_gym.config.auth import bearer
 from nemo_gym.http.addresses import Address
 from nemo_gym.schemas.server_instance import ServerStatus
 
 
-def fetch(address: Address, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """Status and body of `GET path`.
+def fetch(address: Address, path: str, timeout_s: float, token: str | None = None) -> tuple[int, bytes]:
+    """Status and body of `GET path`, asked with the run's token if one is given.
 
     Raises:
         OSError: nothing answers there in time.
@@ -19,7 +20,7 @@ def fetch(address: Address, path: str, timeout_s: float) -> tuple[int, bytes]:
     """
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
-        connection.request("GET", path, headers={"Accept": "*/*"})
+        connection.request("GET", path, headers={"Accept": "*/*", **bearer(token)})
         response = connection.getresponse()
         return response.status, response.read()
     finally:

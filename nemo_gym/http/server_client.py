@@ -4,15 +4,18 @@ import http.client
 import time
 from collections.abc import Iterable
 from functools import cached_property
+from http import HTTPStatus
 from typing import Any, cast
 
 import orjson
 from aiohttp import ClientResponse
+from multidict import CIMultiDict
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
 from yarl import URL
 
+from nemo_gym.config.auth import auth_token, bearer, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.addresses import Address, AddressBook, Replica, base_url, least_busy
@@ -64,7 +67,8 @@ class ServerClient(BaseModel):
             HeadServerError: no head server answers there (also a `ValueError`).
         """
         head = head_server_config or cls.load_head_server_config()
-        return cls(head_server_config=head, global_config_dict=_config_of_head(Address(head.host, head.port)))
+        config = _config_of_head(Address(head.host, head.port), auth_token(process_config()))
+        return cls(head_server_config=head, global_config_dict=config)
 
     async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> ClientResponse:
         """Send a request to a server, with aiohttp's keyword arguments, and return the answer whatever its status.
@@ -79,6 +83,7 @@ class ServerClient(BaseModel):
             translated = local_request(method, url, path, kwargs)
             if translated is not None:
                 return await self._request_in_memory(hosted, address, translated, kwargs)
+        kwargs = with_token(kwargs, self.auth_token)
         replicas = self._addresses.replicas.get(server_name)
         if replicas and path == _REPLICATED_PATH:
             return await _send_to_one_of(replicas, server_name, path, method, kwargs)
@@ -97,6 +102,11 @@ class ServerClient(BaseModel):
     def set_replicas(self, server_name: str, addresses: Iterable[tuple[str, int]]) -> None:
         """Spread `/run` of a server over these addresses; none of them means the configured one again."""
         self._addresses.replicas[server_name] = [Replica(Address(host, port)) for host, port in addresses]
+
+    @cached_property
+    def auth_token(self) -> str | None:
+        """The token for the servers of this run: from its config, or from this process's where that is masked."""
+        return auth_token(self.global_config_dict) or auth_token(process_config())
 
     def poll_for_status(self, server_name: str) -> ServerStatus:
         """Whether a server (or `head_server`) answers at all, asked synchronously within 5 s."""
@@ -125,7 +135,7 @@ class ServerClient(BaseModel):
             call = Call(request.method, base_url(address) + request.path_and_query, hosted.name, internal=True)
             raise call_failure(error, call, tries) from error
         if response.status in _REDIRECTS and request.allow_redirects and "location" in response.headers:
-            return await _follow(response, hosted.name, kwargs)
+            return await _follow(response, hosted.name, kwargs, self.auth_token)
         return cast(ClientResponse, response)
 
 
@@ -156,9 +166,14 @@ async def _send_to_one_of(
         let_go()
 
 
-async def _follow(response: LocalResponse, server_name: str, kwargs: dict[str, Any]) -> ClientResponse:
-    """Go where a redirect points, over HTTP: the method and body go along as aiohttp would have it."""
-    url = str(response.url.join(URL(response.headers["location"])))
+async def _follow(
+    response: LocalResponse, server_name: str, kwargs: dict[str, Any], token: str | None
+) -> ClientResponse:
+    """Go where a redirect points, over HTTP: method and body go along as aiohttp would have it, the token at home."""
+    target = response.url.join(URL(response.headers["location"]))
+    if target.origin() == response.url.origin():
+        kwargs = with_token(kwargs, token)
+    url = str(target)
     method = response.method
     kept = {name: value for name, value in kwargs.items() if name != "params"}
     if (response.status == 303 and method != "HEAD") or (response.status in (301, 302) and method == "POST"):
@@ -167,15 +182,27 @@ async def _follow(response: LocalResponse, server_name: str, kwargs: dict[str, A
     return await send(method, lambda: url, kept, server_name=server_name, internal=True)
 
 
-def _config_of_head(head: Address) -> DictConfig:
+def with_token(kwargs: dict[str, Any], token: str | None) -> dict[str, Any]:
+    """`kwargs` with the run's token, unless they authorise the call in another way."""
+    if token is None or kwargs.get("auth") is not None:
+        return kwargs
+    headers = CIMultiDict(kwargs.get("headers") or {})
+    for name, value in bearer(token).items():
+        headers.setdefault(name, value)
+    return {**kwargs, "headers": headers}
+
+
+def _config_of_head(head: Address, token: str | None) -> DictConfig:
     url = base_url(head) + _CONFIG_PATH
     try:
-        status, body = fetch(head, _CONFIG_PATH, _HEAD_TIMEOUT_S)
+        status, body = fetch(head, _CONFIG_PATH, _HEAD_TIMEOUT_S, token)
     except (OSError, http.client.HTTPException) as error:
         raise HeadServerError(
             f"Could not connect to the head server at {url} ({type(error).__name__}: {error}). Start the servers "
             "with `ng_run`; if they run with another address, name it with +head_server.host and +head_server.port"
         ) from error
+    if status == HTTPStatus.UNAUTHORIZED:
+        raise HeadServerError(refused_by_head(url, token))
     try:
         config = OmegaConf.create(orjson.loads(body)) if status == 200 else None
     except (ValueError, TypeError, YAMLError) as error:

@@ -32,7 +32,7 @@ from nemo_gym.rollouts.limits import MAX_SET_ASIDE, Trial, WaitingRows
 from nemo_gym.rollouts.record import Failure, FailureClass, Result, Row
 from nemo_gym.rollouts.stall import STALLED_AFTER_S, Probe, StallWatch
 from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
 

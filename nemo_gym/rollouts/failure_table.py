@@ -6,7 +6,7 @@ from typing import Any
 
 from nemo_gym.rollouts.failures import rollout_name
 from nemo_gym.rollouts.record import FAILURE_MESSAGE_KEY, FAILURE_SERVER_KEY, FAILURE_STATUS_KEY, NG_FAILURE_CLASS_KEY
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 _CLASS_LENGTH = 40
 _EXAMPLE_LENGTH = 300

@@ -31,7 +31,7 @@ from nemo_gym.http.errors import ServerCallError, ServerResponseError
 from nemo_gym.jsonl import json_type
 from nemo_gym.keys import ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.rollouts.record import MAX_FAILURE_MESSAGE_LENGTH, Failure, FailureClass, agent_name_of
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 _BODY_LENGTH = 1_500
 

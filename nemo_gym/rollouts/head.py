@@ -92,7 +92,7 @@ def _ask(client: ServerClient, path: str) -> Any:
     """What the head server answers, or None when it does not: these are questions one can do without."""
     try:
         head = client.head_server_config
-        status, body = fetch(Address(head.host, head.port), path, _TIMEOUT_S)
+        status, body = fetch(Address(head.host, head.port), path, _TIMEOUT_S, client.auth_token)
         return orjson.loads(body) if status == http.client.OK else None
     except (OSError, http.client.HTTPException, ValueError):
         return None

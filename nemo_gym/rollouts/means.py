@@ -7,7 +7,7 @@ shown beside it, so that nobody has to guess which of the two a number is.
 from collections import Counter
 
 from nemo_gym.metrics.intervals import Estimate, RunningMean
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 REWARD = "reward"
 _NAME_LENGTH = 40

@@ -21,8 +21,8 @@ from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import NG_FAILURE_CLASS_KEY, Result, RolloutKey, Row, key_or_none
 from nemo_gym.rollouts.sidecar import readable_records
 from nemo_gym.rollouts.stored import stripped
-from nemo_gym.rollouts.terminal import shown
 from nemo_gym.schemas.reward_profile_config import RewardProfileConfig
+from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
 

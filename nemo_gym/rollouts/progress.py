@@ -19,7 +19,7 @@ from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.rollouts.means import REWARD, AgentMeans
 from nemo_gym.rollouts.progress_view import Snapshot, View, view_for
 from nemo_gym.rollouts.record import Outcome, Result, Row, agent_name_of, outcome_of
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 _TICK_S = 1.0
 _THRESHOLDS = (20, 40, 60, 80, 90, 95, 98, 99)

@@ -13,7 +13,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.rollouts.config import repeats_of
 from nemo_gym.rollouts.manifest import RunManifest
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from aiohttp import ClientTimeout
 from nemo_gym.http.server_client import ServerClient
 from nemo_gym.rollouts.failures import rollout_name
 from nemo_gym.rollouts.limits import Trial
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from nemo_gym.rollouts.record import FailureClass, Outcome, RolloutKey
-from nemo_gym.rollouts.terminal import shown
+from nemo_gym.terminal import shown
 
 JUDGED_FROM = 20
 """Finished rollouts below which the fraction of failures says too little."""

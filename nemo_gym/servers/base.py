@@ -5,6 +5,7 @@ build their servers in tests with a mocked client.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.middleware import Middleware
 
+from nemo_gym.config.auth import auth_token
 from nemo_gym.config.instances import readable_errors
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
@@ -21,6 +23,7 @@ from nemo_gym.http.local import CANCELLABLE_PATHS
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.server_client import ServerClient
 from nemo_gym.keys import SESSION_SECRET_KEY_NAME
+from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.context import require_instance
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures, answer_validation_error
 from nemo_gym.servers.routes import DirectRoute
@@ -85,7 +88,11 @@ class SimpleServer(BaseServer):
             app.add_middleware(SessionMiddleware, sessions=sessions)
 
     def setup_exception_middleware(self, app: FastAPI) -> None:
-        """Answer exceptions as JSON, inside the session layer and around all else; a second call does nothing."""
+        """Answer exceptions as JSON, inside the session layer and around all else; a second call does nothing.
+
+        Around all of it, callers without the run's token are turned away if there is one: so is every app that is
+        served, whoever built it.
+        """
         if _position(app, ErrorMiddleware) is not None:
             return
         failures = Failures(self.get_session_middleware_key(), self.config.name)
@@ -94,6 +101,8 @@ class SimpleServer(BaseServer):
         if session_at is not None:
             app.user_middleware.insert(session_at + 1, layer)
         app.user_middleware.insert(0, layer)  # for what other middleware raises
+        if (token := self.required_token()) is not None:
+            app.add_middleware(AuthMiddleware, token=token, instance_name=self.config.name)
         app.add_exception_handler(RequestValidationError, answer_validation_error)
 
     def setup_liveness(self, app: FastAPI) -> None:
@@ -102,9 +111,16 @@ class SimpleServer(BaseServer):
         for path in {"/", "/health"} - taken:
             app.get(path, include_in_schema=False)(_alive)
 
+    def required_token(self) -> str | None:
+        """What callers over HTTP must show; None when everybody may call."""
+        return auth_token(self._run_config())
+
     def _session_secret(self) -> str | None:
+        return self._run_config().get(SESSION_SECRET_KEY_NAME)
+
+    def _run_config(self) -> Mapping[Any, Any]:
         config = getattr(self.server_client, "global_config_dict", None)
-        return config.get(SESSION_SECRET_KEY_NAME) if isinstance(config, DictConfig) else None
+        return config if isinstance(config, DictConfig) else {}
 
     @classmethod
     def from_global_config(cls) -> Self:

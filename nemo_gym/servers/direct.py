@@ -2,7 +2,8 @@
 
 A request meets the same things on either way: the instance's name, its session, errors as JSON, the end
 of its session. The short way is open as long as these are all there is: an app with middleware of its
-own, and every endpoint that asks for more than one JSON body, is served by the framework.
+own, and every endpoint that asks for more than one JSON body, is served by the framework. So is a caller
+who still has to show the run's token.
 """
 
 import asyncio
@@ -17,14 +18,15 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.http.local import Answer
+from nemo_gym.http.local import ADMITTED, Answer
+from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures, read_body
 from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
 from nemo_gym.servers.sessions import Session, SessionMiddleware, Sessions
 
-_KNOWN_LAYERS = {SessionMiddleware, ErrorMiddleware, SessionLifetimeMiddleware}
+_KNOWN_LAYERS = {AuthMiddleware, SessionMiddleware, ErrorMiddleware, SessionLifetimeMiddleware}
 
 
 class DirectLane:
@@ -36,6 +38,7 @@ class DirectLane:
         self._calls: dict[tuple[str, str], DirectCall] = {}
         self._routes_seen = -1
         layers: dict[Any, dict[str, Any]] = {layer.cls: layer.kwargs for layer in app.user_middleware}
+        self._is_locked = AuthMiddleware in layers
         self._open = set(layers) <= _KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
         if self._open:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
@@ -45,7 +48,7 @@ class DirectLane:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         call = self.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
-        if call is None or scope.get("root_path"):
+        if call is None or scope.get("root_path") or (self._is_locked and ADMITTED not in scope):
             with running_as(self._instance_name):
                 await self._app(scope, receive, send)
             return

@@ -15,12 +15,15 @@ from fastapi import FastAPI
 from omegaconf import OmegaConf
 from pydantic import PrivateAttr
 
+from nemo_gym.config.auth import auth_token
 from nemo_gym.config.secrets import mask_tree
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.server_client import ServerClient
+from nemo_gym.http.settings import process_config
 from nemo_gym.keys import RUN_ID_KEY_NAME
+from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import BaseServer
 from nemo_gym.servers.listening import listen
 from nemo_gym.servers.run import uvicorn_settings
@@ -58,6 +61,8 @@ class HeadServer(BaseServer):
         app.get("/server_instances")(self.get_server_instances)
         app.get("/health")(self.health)
         app.get("/", include_in_schema=False)(self.alive)
+        if (token := auth_token(process_config())) is not None:
+            app.add_middleware(AuthMiddleware, token=token, instance_name="the head server")
         return app
 
     async def global_config_dict_yaml(self) -> str:

@@ -33,6 +33,7 @@ from nemo_gym.keys import DRY_RUN_KEY_NAME, VERBOSE_KEY_NAME
 from nemo_gym.log import setup_logging
 from nemo_gym.open_files import raise_open_file_limit
 from nemo_gym.paths import component_search_roots
+from nemo_gym.servers.auth import guarded
 from nemo_gym.servers.base import SimpleServer
 from nemo_gym.servers.classes import NotOneServerClassError, one_server_class
 from nemo_gym.servers.context import prefix_output, running_as
@@ -142,7 +143,7 @@ async def _serve(hosted: list[Hosted], events: Events, stop: asyncio.Event) -> N
         addresses = {Address(config.host, config.port), Address(host, port)}
         paths = item.server.CANCELLABLE_PATHS
         register_local_app(item.name, lane, addresses, cancellable_paths=paths, direct=lane)
-        served = DisconnectMiddleware(lane, paths)
+        served = guarded(DisconnectMiddleware(lane, paths), item.server.required_token(), item.name)
         servers.append(_HostedServer(uvicorn.Config(served, **uvicorn_settings())))
     tasks = [
         asyncio.create_task(server.serve(sockets=[item.socket])) for server, item in zip(servers, hosted, strict=True)

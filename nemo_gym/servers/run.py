@@ -27,10 +27,12 @@ from nemo_gym.keys import (
 )
 from nemo_gym.log import setup_logging
 from nemo_gym.open_files import raise_open_file_limit
+from nemo_gym.servers.auth import AuthMiddleware, guarded
 from nemo_gym.servers.classes import one_server_class
 from nemo_gym.servers.context import prefix_output
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
     from nemo_gym.servers.base import SimpleServer
@@ -50,11 +52,13 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
         prefix_output(server.config.name)
         app = server.complete_app()
         app.add_middleware(DisconnectMiddleware, paths=server_class.CANCELLABLE_PATHS)
+        if (token := server.required_token()) is not None:
+            app.add_middleware(AuthMiddleware, token=token, instance_name=server.config.name)
         return app
     try:
         server = server_class.from_global_config()
     except ConfigError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(harmless(f"Error: {error}\n"))
         raise SystemExit(2) from None
     if config.get(DRY_RUN_KEY_NAME):
         return None
@@ -65,7 +69,8 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
         _run_workers(server_class, server.config)
         return None
     app = server.complete_app()
-    served = DisconnectMiddleware(DirectLane(app, server.config.name), server.CANCELLABLE_PATHS)
+    lane = DirectLane(app, server.config.name)
+    served = guarded(DisconnectMiddleware(lane, server.CANCELLABLE_PATHS), server.required_token(), server.config.name)
     uvicorn.run(served, host=server.config.host, port=server.config.port, **uvicorn_settings())
     return app
 

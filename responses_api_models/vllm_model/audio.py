@@ -74,7 +74,7 @@ def _data_url(given: str, audio_root: str | None) -> str:
 
 def _located(given: str, audio_root: str | None) -> Path:
     path = Path(given)
-    if path.is_absolute():
+    if audio_root is None and path.is_absolute():
         return path
     if audio_root is None:
         raise UnusableRequestError(f"Audio file {given!r} is a relative path: set audio_root to the folder it is in")

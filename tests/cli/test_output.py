@@ -19,6 +19,14 @@ def test_every_line_on_the_terminal_has_its_owner_once(capsys: pytest.CaptureFix
     ]
 
 
+def test_what_a_server_prints_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output = ServerOutput("host", {"agent"})
+    output.write("(agent) \x1b]52;c;ZXZpbA==\x07 10 %\r(agent) 20 %\x9b2J\n".encode())
+
+    assert capsys.readouterr().err == "(agent) \\x1b]52;c;ZXZpbA==\\x07 10 %\n(agent) 20 %\\x9b2J\n"
+    assert output.last_lines == ["(agent) \\x1b]52;c;ZXZpbA==\\x07 10 %", "(agent) 20 %\\x9b2J"]
+
+
 def test_with_a_log_folder_each_server_has_its_file_and_the_terminal_stays_quiet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

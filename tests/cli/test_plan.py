@@ -165,3 +165,20 @@ def test_extra_roots_come_first(tmp_path: Path, folder: Path, monkeypatch: pytes
     (extra / "requirements.txt").touch()
     (extra / "app.py").touch()
     assert plan_one().folder == extra
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "..", "mine/../../elsewhere"])
+def test_a_server_is_named_not_located(tmp_path: Path, folder: Path, name: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ConfigError, match="must be the name of a folder"):
+        plan(mine=instance("resources_servers", name))
+
+
+def test_an_entrypoint_stays_in_the_folder_of_its_server(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "evil.py").touch()
+    (folder / "link.py").symlink_to(tmp_path / "evil.py")
+    for entrypoint in ("../../evil.py", "../mine/app.py"):
+        with pytest.raises(ConfigError, match=r"must be a path below its folder: relative, and without `\.\.`"):
+            plan_one(entrypoint=entrypoint)
+    with pytest.raises(ConfigError, match="a link that leads out of"):
+        plan_one(entrypoint="link.py")

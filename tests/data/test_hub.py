@@ -247,3 +247,31 @@ def test_an_upload_without_file_or_environment_is_refused(hub: Any, tmp_path: Pa
     Path("env.yaml").write_text("a: {b: 1}\n")
     with pytest.raises(ConfigError, match="defines no resources server"):
         upload_dataset(upload_config(), client(hub, tmp_path))
+
+
+@pytest.mark.parametrize("artifact", ["../../secret.jsonl", "/etc/passwd", "data/..", "data/../../x.jsonl"])
+def test_a_file_that_leads_out_of_the_data_set_is_neither_asked_for_nor_written(
+    hub: Any, tmp_path: Path, artifact: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with pytest.raises(SystemExit) as ended:
+        download_dataset_from_hf.main.run(
+            ["+repo_id=o/d", f"+artifact_fpath={artifact}", f"+output_dirpath={tmp_path / 'out'}"]
+        )
+
+    assert ended.value.code == 2
+    assert "must be a path below its folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hub_that_lists_files_outside_of_the_data_set_is_not_followed(hub: Any, tmp_path: Path) -> None:
+    hub.publish("o/evil", {"data/../../../train.jsonl": '{"a": 1}\n'})
+    with pytest.raises(ConfigError, match="must be a path below its folder"):
+        list(client(hub, tmp_path).rows("o/evil", "train"))
+
+
+@pytest.mark.parametrize("repo_id", ["../../etc", "o/../d", "/etc/passwd", "a/b/c"])
+def test_a_data_set_is_named_not_located(hub: Any, tmp_path: Path, repo_id: str) -> None:
+    with pytest.raises(ConfigError, match="check the name"):
+        download(client(hub, tmp_path), repo_id=repo_id, output_dirpath=str(tmp_path))

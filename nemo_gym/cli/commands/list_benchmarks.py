@@ -41,18 +41,16 @@ def main(config: ListBenchmarksConfig) -> None:
 
 
 def _print_table(found: "dict[str, BenchmarkConfig]") -> None:
-    from rich.text import Text
-
     from nemo_gym.tables import new_table, print_table
 
     print(f"Available benchmarks in NeMo Gym ({len(found)})")
     table = new_table("Benchmark name", "Domain", "Description", "Agent name", "Num repeats")
     for name, benchmark in found.items():
         table.add_row(
-            Text(name),
-            Text(benchmark.domain),
-            Text(benchmark.description),
-            Text(benchmark.agent_name),
+            name,
+            benchmark.domain,
+            benchmark.description,
+            benchmark.agent_name,
             str(benchmark.num_repeats),
         )
     print_table(table)

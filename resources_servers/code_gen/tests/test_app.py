@@ -10,8 +10,11 @@ from unittest.mock import MagicMock
 
 import pytest
 from fastapi.testclient import TestClient
+from omegaconf import OmegaConf
 
+from nemo_gym.config.handover import write_config_file
 from nemo_gym.config_types import ConfigError
+from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox import pool
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.testing import MALFORMED, check_examples, play
@@ -96,6 +99,7 @@ def test_a_program_reaches_neither_keys_nor_files_nor_the_network(
 ) -> None:
     monkeypatch.setenv("POLICY_API_KEY", "very secret")
     (tmp_path / "env.yaml").write_text("very secret")
+    handover = write_config_file(OmegaConf.create({"auth_token": "very secret"}))
     listening = socket.create_server(("127.0.0.1", 0))
     program = f"""
 import os, socket
@@ -109,7 +113,15 @@ def attempt(action):
 print([value for value in os.environ.values() if "secret" in value])
 for action in (
     lambda: open("/proc/{os.getpid()}/environ").read(),
+    lambda: open("/proc/self/environ").read(),
+    lambda: open("/proc/%d/environ" % os.getppid()).read(),
+    lambda: os.listdir("/proc"),
     lambda: open({str(tmp_path / "env.yaml")!r}).read(),
+    lambda: open("../" * 40 + {str(tmp_path / "env.yaml")[1:]!r}).read(),
+    lambda: open({str(handover)!r}).read(),
+    lambda: open({str(PARENT_DIR / "pyproject.toml")!r}).read(),
+    lambda: os.symlink({str(tmp_path)!r}, "link") or open("link/env.yaml").read(),
+    lambda: open("link/new", "w"),
     lambda: open({str(tmp_path / "new")!r}, "w"),
     lambda: socket.create_connection({listening.getsockname()}, timeout=1),
     lambda: os.kill(os.getppid(), 9),
@@ -117,7 +129,7 @@ for action in (
 ):
     print(attempt(action))
 """
-    tests = {"unit_tests": {"inputs": [""], "outputs": ["[]" + "\nkept out" * 6]}}
+    tests = {"unit_tests": {"inputs": [""], "outputs": ["[]" + "\nkept out" * 14]}}
 
     with listening:
         verdict = post(client, f"```python\n{program}\n```", verifier_metadata=tests).json()

@@ -1,0 +1,55 @@
+"""Text that came from elsewhere (agents, models, data sets, other processes), made fit for a terminal.
+
+Such text may hold escape sequences that move the cursor, recolour the screen, rename the window or turn the
+direction of writing. Every way out of this package to a terminal or a log passes here: such characters are shown as
+their escapes, so that one sees what was there and nothing happens.
+"""
+
+import re
+import sys
+from types import TracebackType
+
+MAX_SHOWN_LENGTH = 200
+
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1, but for tab and newline
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of writing
+    "\u2028\u2029\ufeff\ud800-\udfff"  # other ends of lines, and what no encoding takes
+    "]"
+)
+
+
+def harmless(text: str) -> str:
+    """`text` with every character that could act on a terminal as its escape; lines and tabs stay."""
+    return _HARMFUL.sub(lambda match: _escape(match[0]), text)
+
+
+def harmless_json(text: str) -> str:
+    """JSON that means the same and holds no such character."""
+    return _HARMFUL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def shown(text: object, limit: int = MAX_SHOWN_LENGTH) -> str:
+    """`text` on one line of printable characters, cut after `limit` of them."""
+    line = " ".join(str(text)[: 4 * limit].split())
+    if not line.isprintable():
+        line = "".join(character if character.isprintable() else _escape(character) for character in line)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def print_line(text: str = "") -> None:
+    """Print text to stdout."""
+    sys.stdout.write(f"{harmless(text)}\n")
+
+
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:  # a `sys.excepthook`
+    """Print the traceback of an exception nobody expected, which may quote what a server sent."""
+    import traceback
+
+    sys.stderr.write(harmless("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
