@@ -94,9 +94,9 @@ class ServerClient(BaseModel):
         """Spread `/run` of a server over these addresses; none of them means the configured one again."""
         self._addresses.replicas[server_name] = [Replica(Address(host, port)) for host, port in addresses]
 
-    def poll_for_status(self, server_name: str) -> ServerStatus:
-        """Whether a server (or `head_server`) answers at all, asked synchronously within 5 s."""
-        return probe(self._address_of(server_name)[0])
+    def poll_for_status(self, server_name: str, timeout_s: float = 5.0) -> ServerStatus:
+        """Whether a server (or `head_server`) answers at all, asked synchronously within that time."""
+        return probe(self._address_of(server_name)[0], timeout_s)
 
     def _address_of(self, server_name: str) -> tuple[Address, str]:
         if server_name == HEAD_SERVER_KEY_NAME:
