@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 _LONGEST_TICK_S = 30.0
 _TICKS = 8
+_TOLD_AFTER = 0.25
+"""The part of the time after which people are told: a server under full load may be slow to answer."""
 _WORDS = {"timeout": "it accepts connections and says nothing", "connection_error": "connections are refused"}
 
 
@@ -43,6 +45,7 @@ class ServerWatch:
         self._needed: dict[str, frozenset[str]] = {}
         self._silent_since_s: dict[str, float] = {}
         self._why: dict[str, str] = {}
+        self._told: set[str] = set()
 
     def sign_of_life(self) -> None:
         """A rollout succeeded: whatever was silent before, the run gets on."""
@@ -85,15 +88,18 @@ class ServerWatch:
             await asyncio.gather(working, watching, return_exceptions=True)
 
     async def _ask(self, servers: Collection[str], tick_s: float) -> None:
+        assert self._max_silence_s is not None
         answers = await asyncio.gather(*(asyncio.to_thread(self._status_of, name, tick_s) for name in servers))
         now_s = asyncio.get_running_loop().time()
         for name, status in zip(servers, answers, strict=True):
             if status == "success":
                 self._silent_since_s.pop(name, None)
+                self._told.discard(name)
                 continue
             self._why[name] = _WORDS.get(status, status)
-            if name not in self._silent_since_s:
-                self._silent_since_s[name] = now_s - tick_s
+            since_s = self._silent_since_s.setdefault(name, now_s - tick_s)
+            if name not in self._told and now_s - since_s >= self._max_silence_s * _TOLD_AFTER:
+                self._told.add(name)
                 logger.warning(
                     "Server %r does not answer: %s. The run is stopped if that lasts max_silence_s=%g",
                     shown(name),
