@@ -38,6 +38,7 @@ from nemo_gym.rollouts.aggregate import (
 from nemo_gym.rollouts.collected import Collected, RunLimits, limits_in_force
 from nemo_gym.rollouts.config import (
     DEFAULT_MAX_ROLLOUT_ATTEMPTS,
+    DEFAULT_MAX_SILENCE_S,
     E2ERolloutCollectionConfig,
     RolloutAggregationConfig,
     RolloutCollectionConfig,
@@ -63,6 +64,7 @@ from nemo_gym.rollouts.record import (
 from nemo_gym.rollouts.resume import Cached, load_from_cache, read_attempts
 from nemo_gym.rollouts.rows import materialized, preprocess
 from nemo_gym.rollouts.run import Run, check_input, open_run, resumes
+from nemo_gym.rollouts.server_watch import ServerWatch
 from nemo_gym.rollouts.stall import health_probe
 from nemo_gym.rollouts.streaming import conclude, lines_to_upload, roll_out
 from nemo_gym.rollouts.summary import RunSummary
@@ -140,11 +142,12 @@ class RolloutCollectionHelper(BaseModel):
         if is_settled(summary, run.config):
             return summary
         require_agents(client, [agent for agent, owed in plan.owed_by_agent.items() if owed])
+        servers = ServerWatch(client, run.config.max_silence_s)
         with _tracker() as tracker:
             if plan.owed:
-                probe = health_probe(client)
-                await roll_out(run, plan, partial(self._post, client), summary, probe=probe, pauses=self.retry_pauses)
-            await conclude(run, plan, _asking(client), summary, tracker)
+                post, probe = partial(self._post, client), health_probe(client)
+                await roll_out(run, plan, post, summary, probe=probe, servers=servers, pauses=self.retry_pauses)
+            await conclude(run, plan, _asking(client, servers), summary, tracker)
         summary.given_up = count_given_up(summary, run.config.attempt_cap)
         return summary
 
@@ -222,7 +225,8 @@ class RolloutCollectionHelper(BaseModel):
         if not results:
             return None
         named = [{**result, "agent_ref": row.get("agent_ref")} for row, result in zip(rows, results, strict=True)]
-        metrics = await ask_agents(group_by_agent(named), _asking(self._client_at_hand()))
+        client = self._client_at_hand()
+        metrics = await ask_agents(group_by_agent(named), _asking(client, ServerWatch(client, DEFAULT_MAX_SILENCE_S)))
         if not metrics:
             return None
         path = RolloutPaths(Path(output_fpath)).aggregate_metrics
@@ -249,13 +253,13 @@ class RolloutCollectionHelper(BaseModel):
 _OWN_RUN_EXAMPLES = RolloutCollectionHelper.run_examples
 
 
-def _asking(client: ServerClient) -> Ask:
+def _asking(client: ServerClient, servers: ServerWatch) -> Ask:
     async def ask(agent: str, records: Collection[Result]) -> object:
         response = await client.post(server_name=agent, url_path=AGGREGATE_PATH, **request_arguments(records))
         await raise_for_status(response)
         return await get_response_json(response)
 
-    return ask
+    return lambda agent, records: servers.guard(agent, ask(agent, records))
 
 
 def _write_debug_marker(row: Row, error: Exception) -> None:

@@ -108,9 +108,9 @@ class ServerClient(BaseModel):
         """The token for the servers of this run: from its config, or from this process's where that is masked."""
         return auth_token(self.global_config_dict) or auth_token(process_config())
 
-    def poll_for_status(self, server_name: str) -> ServerStatus:
-        """Whether a server (or `head_server`) answers at all, asked synchronously within 5 s."""
-        return probe(self._address_of(server_name)[0])
+    def poll_for_status(self, server_name: str, timeout_s: float = 5.0) -> ServerStatus:
+        """Whether a server (or `head_server`) answers at all, asked synchronously within that time."""
+        return probe(self._address_of(server_name)[0], timeout_s)
 
     def _address_of(self, server_name: str) -> tuple[Address, str]:
         if server_name == HEAD_SERVER_KEY_NAME:

@@ -22,8 +22,9 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 import orjson
-from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
+from nemo_gym.http.connector import GymConnector
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, settings_of_process
 
@@ -39,7 +40,7 @@ class LoopSession:
     """One event loop's session."""
 
     client: ClientSession
-    connector: "GymConnector"
+    connector: GymConnector
     keeper: AsyncGenerator[None, None]
     """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
 
@@ -57,17 +58,6 @@ class _Sessions:
 
 
 _SESSIONS = _Sessions()
-
-
-class GymConnector(TCPConnector):
-    """A connection pool whose limits can be raised while it is in use."""
-
-    def ensure_capacity(self, connections: int) -> None:
-        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
-        if self._limit_per_host:
-            self._limit_per_host = max(self._limit_per_host, connections)
-        if self._limit:
-            self._limit = max(self._limit, connections)
 
 
 def get_global_aiohttp_client(

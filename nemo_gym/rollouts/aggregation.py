@@ -26,6 +26,7 @@ from nemo_gym.rollouts.manifest import RunManifest, read_manifest
 from nemo_gym.rollouts.metrics_source import Hooks, MetricsSource, needs_records, request_of
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result
+from nemo_gym.rollouts.server_watch import ServerWatch
 from nemo_gym.rollouts.shard_configs import check_configs
 from nemo_gym.rollouts.shards import ShardFiles, find_shards
 from nemo_gym.rollouts.sidecar import readable_records
@@ -39,8 +40,9 @@ MetricsLoader = Callable[[], MetricsSource]
 class RunningServers:
     """The agents of a run, asked over HTTP."""
 
-    def __init__(self, client: ServerClient) -> None:
+    def __init__(self, client: ServerClient, max_silence_s: float | None) -> None:
         self.client = client
+        self._watch = ServerWatch(client, max_silence_s)
 
     def hooks_of(self, agent: str) -> Hooks | None:
         """What a server does with its records is its own business."""
@@ -48,6 +50,9 @@ class RunningServers:
 
     async def ask(self, agent: str, records: Collection[Result]) -> object:
         """Send the records to the agent."""
+        return await self._watch.guard(agent, self._ask(agent, records))
+
+    async def _ask(self, agent: str, records: Collection[Result]) -> object:
         response = await self.client.post(server_name=agent, url_path=AGGREGATE_PATH, **request_of(records))
         await raise_for_status(response)
         return await get_response_json(response)
@@ -100,7 +105,7 @@ class RolloutAggregationHelper(BaseModel):
                 logger.info("The metrics are computed here, because there are no servers to ask: %s", error)
             else:
                 announce_head(client)
-                return RunningServers(client)
+                return RunningServers(client, config.max_silence_s)
         if self.loader is None:
             raise ConfigError(
                 "without servers the metrics need a loader, RolloutAggregationHelper(loader=…), as "

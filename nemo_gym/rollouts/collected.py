@@ -123,9 +123,10 @@ class Collected:
 
     async def send_all(self, send: Send) -> None:
         """Send the rows, round after round, until all have ended or there is a reason to stop."""
-        if self.pending:
-            prepare_connections(self._config, Counter(agent_name_of(row) or "" for row in self.pending))
         total, timeout_s = self._limits.concurrency.total, self._config.run_timeout_s
+        if self.pending:
+            owed_by_agent = Counter(agent_name_of(row) or "" for row in self.pending)
+            total = prepare_connections(self._config, owed_by_agent).total
         semaphore = None if total is None else asyncio.Semaphore(total)
         try:
             async with asyncio.timeout(timeout_s) as deadline:

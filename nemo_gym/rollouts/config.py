@@ -23,6 +23,7 @@ DEFAULT_ENTRY = "_default"
 """The key of a per-agent mapping that stands for every agent not listed."""
 DEFAULT_CONCURRENCY = 256
 DEFAULT_ROLLOUT_TIMEOUT_S = 6 * 3600.0
+DEFAULT_MAX_SILENCE_S = 1800.0
 DEFAULT_MAX_ROLLOUT_ATTEMPTS = 3
 MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
 _FORMER_UPLOAD_KEY = "upload_rollouts_to_wandb"
@@ -62,6 +63,9 @@ class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
     """Give up on a rollout that takes longer than this many seconds; null waits for ever."""
     run_timeout_s: float | None = Field(None, gt=0)
     """End the run after this many seconds, keeping what is finished and leaving the rest to be resumed."""
+    max_silence_s: float | None = Field(DEFAULT_MAX_SILENCE_S, gt=0)
+    """End the run when a server it needs has not answered for this many seconds and no rollout has succeeded
+    meanwhile; null goes on trying."""
     max_attempts: int | None = Field(None, ge=1)
     """How often a rollout is tried before it is given up, over this run and those it resumes. When unset, what the
     environment variable NEMO_GYM_MAX_ROLLOUT_ATTEMPTS says, otherwise 3."""
@@ -215,6 +219,8 @@ class RolloutAggregationConfig(BaseNeMoGymCLIConfig):
     offline: bool = False
     """Ask no servers: compute the metrics here, from the agents' classes in `config_paths`. Without this option that
     happens only when no head server answers."""
+    max_silence_s: float | None = Field(DEFAULT_MAX_SILENCE_S, gt=0)
+    """Stop asking for metrics when a server they need has not answered for this many seconds; null waits for ever."""
     json_format: bool = Field(False, validation_alias=AliasChoices("json", "json_format"))
     """Print one line of JSON on stdout instead of tables."""
 

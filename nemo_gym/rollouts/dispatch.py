@@ -30,6 +30,7 @@ from nemo_gym.rollouts.config import (
 from nemo_gym.rollouts.failures import RetryPauses, failure_of, invalid_answer, rollout_name, rollout_timed_out
 from nemo_gym.rollouts.limits import MAX_SET_ASIDE, Trial, WaitingRows
 from nemo_gym.rollouts.record import Failure, FailureClass, Result, Row
+from nemo_gym.rollouts.server_watch import ServerWatch
 from nemo_gym.rollouts.stall import STALLED_AFTER_S, Probe, StallWatch
 from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules
 from nemo_gym.terminal import shown
@@ -80,8 +81,12 @@ class Dispatch:
         *,
         attempts_left: Callable[[Row], int] = lambda row: DEFAULT_MAX_ROLLOUT_ATTEMPTS,
         probe: Probe | None = None,
+        servers: ServerWatch | None = None,
     ) -> None:
-        """`attempts_left` says how often a rollout may be tried in this run; `probe` is for the stall watch."""
+        """`attempts_left` says how often a rollout may be tried in this run; `probe` is for the stall watch.
+
+        `servers` are watched, if given: when one that is needed is down, the run is stopped.
+        """
         self._settings = settings or DispatchSettings()
         self._post = post
         self._attempts_left = attempts_left
@@ -95,6 +100,7 @@ class Dispatch:
         self._told: set[tuple[str, FailureClass]] = set()
         self._rules = StopRules(self._settings.fail_fast, self._settings.max_failure_fraction)
         self._stall = StallWatch(self._settings.stalled_after_s, probe)
+        self._servers = servers
         self.stopped: Stop | None = None
         """Why the run ended early; None when it did not."""
 
@@ -121,7 +127,9 @@ class Dispatch:
         if settings.run_timeout_s is not None:
             stop = Stop(StopKind.RUN_TIMEOUT, f"run_timeout_s={settings.run_timeout_s:g} is over")
             self._timers.append(loop.call_later(settings.run_timeout_s, self._stop, stop, 0.0))
-        self._watcher = loop.create_task(self._stall.watch(lambda: list(self._in_flight)))
+        self._watchers = [loop.create_task(self._stall.watch(lambda: list(self._in_flight)))]
+        if self._servers is not None:
+            self._watchers.append(loop.create_task(self._stop_when_down(self._servers)))
         return self
 
     async def __aexit__(
@@ -130,9 +138,10 @@ class Dispatch:
         self._start_no_more()
         for timer in self._timers:
             timer.cancel()
-        self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         self._abandon()
-        _, unwilling = await asyncio.wait([self._watcher, *self._abandoned], timeout=_CANCELLED_WITHIN_S)
+        _, unwilling = await asyncio.wait([*self._watchers, *self._abandoned], timeout=_CANCELLED_WITHIN_S)
         if unwilling:
             logger.warning("%d calls could not be cancelled and were left behind", len(unwilling))
 
@@ -201,6 +210,8 @@ class Dispatch:
             return  # it was let go before
         self._waiting.give_back_room(trial.agent)
         self._stall.sign_of_life(self._loop.time())
+        if failure is None and self._servers is not None:
+            self._servers.sign_of_life()
         is_final = failure is None or trial.number >= self._attempts_left(trial.row)
         attempt = Attempt(trial.row, result, failure, trial.started_at_s, time.time(), is_final)
         self._ended.append(attempt)
@@ -248,6 +259,10 @@ class Dispatch:
         else:
             self._abandon()
         self._changed.set()
+
+    async def _stop_when_down(self, servers: ServerWatch) -> None:
+        message = await servers.until_down(lambda: {trial.agent for trial in [*self._in_flight, *self._pauses]})
+        self._stop(Stop(StopKind.SERVER_DOWN, message), 0.0)
 
     def _start_no_more(self) -> None:
         for pause in self._pauses.values():

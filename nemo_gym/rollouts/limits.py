@@ -6,11 +6,14 @@ for their retry count among them: when everything fails, new rows wait too.
 """
 
 import logging
+import resource
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from nemo_gym.http.session import ensure_connection_capacity
 from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME
+from nemo_gym.open_files import connections_that_fit
 from nemo_gym.rollouts.config import DEFAULT_CONCURRENCY, Concurrency, SharedRolloutCollectionConfig
 from nemo_gym.rollouts.record import Row, agent_name_of
 
@@ -141,10 +144,31 @@ def connections_needed(concurrency: Concurrency, owed_by_agent: Mapping[str, int
     return min(needed, concurrency.total or MAX_CONNECTIONS)
 
 
-def prepare_connections(config: SharedRolloutCollectionConfig, owed_by_agent: Mapping[str, int]) -> None:
-    """Say how many rollouts will be in flight at most, and let the HTTP client have as many connections."""
+def prepare_connections(config: SharedRolloutCollectionConfig, owed_by_agent: Mapping[str, int]) -> Concurrency:
+    """Say how many rollouts will be in flight at most, and let the HTTP client have as many connections.
+
+    Returns the caps in force: what was asked for, or as many in all as the limit on open files leaves room for.
+    """
     logger.info("%s", describe(config))
-    ensure_connection_capacity(connections_needed(config.concurrency, owed_by_agent))
+    concurrency = config.concurrency
+    needed, fitting = connections_needed(concurrency, owed_by_agent), connections_that_fit()
+    if fitting is not None and needed > fitting:
+        logger.warning("%s", _too_many_for_open_files(needed, fitting))
+        concurrency, needed = replace(concurrency, total=fitting), fitting
+    ensure_connection_capacity(needed)
+    return concurrency
+
+
+def _too_many_for_open_files(needed: int, fitting: int) -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed + soft - fitting
+    how = f"`ulimit -n {wanted}`"
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        how = f"{how} where the hard limit (`ulimit -Hn`, here {hard}) allows it; root raises that one"
+    return (
+        f"{needed} rollouts in parallel need one connection each, and this process may have only {soft} files open: "
+        f"{fitting} fit, so no more are sent at once. For all of them raise the limit with {how}"
+    )
 
 
 def describe(config: SharedRolloutCollectionConfig) -> str:

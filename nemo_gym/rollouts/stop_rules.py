@@ -28,6 +28,7 @@ class StopKind(StrEnum):
     DOOMED_AGENT = "doomed_agent"
     FAIL_FAST = "fail_fast"
     TOO_MANY_FAILURES = "too_many_failures"
+    SERVER_DOWN = "server_down"
 
 
 class Stop(NamedTuple):

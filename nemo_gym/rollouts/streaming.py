@@ -28,6 +28,7 @@ from nemo_gym.rollouts.record import Outcome
 from nemo_gym.rollouts.repair import sound_records
 from nemo_gym.rollouts.resume import Plan
 from nemo_gym.rollouts.run import Run
+from nemo_gym.rollouts.server_watch import ServerWatch
 from nemo_gym.rollouts.signals import stopping_on_signals
 from nemo_gym.rollouts.stall import Probe
 from nemo_gym.rollouts.stop_rules import Stop, StopKind
@@ -48,13 +49,20 @@ class Tracker(Protocol):
 
 
 async def roll_out(
-    run: Run, plan: Plan, post: Post, summary: RunSummary, *, probe: Probe | None = None, pauses: RetryPauses
+    run: Run,
+    plan: Plan,
+    post: Post,
+    summary: RunSummary,
+    *,
+    probe: Probe | None = None,
+    servers: ServerWatch | None = None,
+    pauses: RetryPauses,
 ) -> None:
     """Send what the plan owes, store every attempt as it ends, and count it in `summary`."""
     mark_outdated(run.store.paths.aggregate_metrics)
-    prepare_connections(run.config, plan.owed_by_agent)
-    settings = replace(DispatchSettings.of(run.config), pauses=pauses)
-    dispatch = Dispatch(plan, post, settings, attempts_left=plan.attempts_left, probe=probe)
+    concurrency = prepare_connections(run.config, plan.owed_by_agent)
+    settings = replace(DispatchSettings.of(run.config), pauses=pauses, concurrency=concurrency)
+    dispatch = Dispatch(plan, post, settings, attempts_left=plan.attempts_left, probe=probe, servers=servers)
     progress = Progress(
         plan.total,
         finished_before=plan.done,

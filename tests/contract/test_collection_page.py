@@ -11,7 +11,7 @@ from nemo_gym.rollouts.record import FailureClass
 from nemo_gym.rollouts.summary import RunSummary
 
 PAGE = (PARENT_DIR / "docs" / "collecting-rollouts.md").read_text()
-OTHERS = {"config_paths", "global_aiohttp_client_request_debug", "json"}
+OTHERS = {"config_paths", "global_aiohttp_client_request_debug", "json", "num_replicas"}
 
 
 def test_every_option_on_the_page_exists() -> None:

@@ -42,6 +42,7 @@ def test_only_input_and_output_are_required() -> None:
         "disable_aggregation": False,
         "rollout_timeout_s": 21_600.0,
         "run_timeout_s": None,
+        "max_silence_s": 1_800.0,
         "max_attempts": None,
         "fail_fast": False,
         "max_failure_fraction": None,

@@ -204,3 +204,20 @@ def test_the_limits_of_the_http_client_are_raised_to_the_cap(caplog: pytest.LogC
 
     assert asyncio.run(scenario()) >= 3_000
     assert "3000" in caplog.text
+
+
+def test_more_rollouts_than_open_files_are_cut_down_with_a_word_about_the_limit(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (2_000, 4_000))
+
+    fitting = prepare_connections(config_with(5_000), {"a": 10_000})
+    few = prepare_connections(config_with(5_000), {"a": 100})
+
+    assert fitting.total is not None
+    assert 1_500 < fitting.total < 1_900
+    assert few.total == 5_000
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "this process may have only 2000 files open" in warning
+    assert f": {fitting.total} fit" in warning
+    assert "`ulimit -Hn`, here 4000" in warning
