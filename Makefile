@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
+RL_VENV := .venv-rl
+TORCH   := torch==2.13.0
+
 COVERAGE_FLOOR := 90
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
@@ -13,7 +16,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: help install dev quickstart test check lint types imports bench clean
+.PHONY: help install dev quickstart test test-rl check lint types imports bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -40,6 +43,18 @@ quickstart: install ## start an example environment with the built-in model and 
 test: dev ## run every test
 	@$(PYTEST)
 
+# torch is no dependency of the development tools, so it gets an environment of its own, whose files git does not see.
+# Installed with pip even where uv is there: pip looks in more places for wheels.
+$(RL_VENV)/.installed: pyproject.toml
+	@test -x $(RL_VENV)/bin/python || $(PYTHON) -m venv $(RL_VENV)
+	@echo '*' > $(RL_VENV)/.gitignore
+	@echo "installing $(TORCH) and the development tools into $(RL_VENV) ..."
+	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[dev]'
+	@touch $@
+
+test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
+	@$(RL_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -rs tests/rl
+
 lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +72,4 @@ bench: dev ## ratios of what we cost to what the work itself costs
 	$(BIN)/python -m pytest -q -s tests/perf
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(RL_VENV) dist build

@@ -5,6 +5,7 @@ not JSON is one error naming the file and the line.
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import orjson
 
 from nemo_gym.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -86,14 +89,23 @@ def malformation(content: bytes, error: ValueError) -> str:
     return f"not valid JSON ({reason}{column}): {shown}"
 
 
-def read_objects(path: str | Path) -> Iterator[tuple[Line, dict[str, Any]]]:
+def read_objects(path: str | Path, *, allow_torn: bool = False) -> Iterator[tuple[Line, dict[str, Any]]]:
     """Every line with the JSON object it holds.
+
+    With `allow_torn`, a last line whose writer was stopped in the middle is left out, with a warning.
 
     Raises:
         ConfigError: a line is not JSON, or not an object.
     """
     for line in iter_lines(path):
-        value = parse_line(line.content, path, line.number)
+        try:
+            value = parse_line(line.content, path, line.number)
+        except MalformedLineError:
+            is_last = line.end >= Path(path).stat().st_size
+            if not (allow_torn and is_last and ends_torn(path)):
+                raise
+            logger.warning("%s ends in the middle of line %d, which is left out", path, line.number)
+            return
         if not isinstance(value, dict):
             raise MalformedLineError(f"{path}, line {line.number}: expected a JSON object, found {json_type(value)}")
         yield line, value

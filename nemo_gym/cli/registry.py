@@ -81,6 +81,12 @@ COMMANDS = (
         "Profile rollouts task by task; choose tasks by difficulty",
         "nemo_gym.schemas.reward_profile_config:RewardProfileConfig",
     ),
+    CommandInfo(
+        "export",
+        ROLLOUTS,
+        "Make a training data set (SFT, DPO, chats) of rollouts",
+        "nemo_gym.schemas.export_config:ExportConfig",
+    ),
     CommandInfo("prepare_data", DATA, "Check, measure and collate data sets", f"{_DATA}:TrainDataProcessorConfig"),
     CommandInfo(
         "materialize_prompts",

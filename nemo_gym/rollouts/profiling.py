@@ -4,14 +4,12 @@ Of a result only its numbers are kept, of the rows of a task only one in full, s
 memory than the files it reads.
 """
 
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.jsonl import MalformedLineError, iter_lines, json_type, parse_line, to_line, write_aside
+from nemo_gym.jsonl import read_objects, to_line, write_aside
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.html_page import render_page
 from nemo_gym.metrics.page_data import Failures, numbers_of
@@ -23,8 +21,6 @@ from nemo_gym.rollouts.sidecar import readable_records
 from nemo_gym.rollouts.stored import stripped
 from nemo_gym.schemas.reward_profile_config import RewardProfileConfig
 from nemo_gym.terminal import shown
-
-logger = logging.getLogger(__name__)
 
 _CLASS_LENGTH = 60
 _NO_CLASS = "(none)"
@@ -108,7 +104,7 @@ def _existing(path: str, option: str) -> Path:
 
 def _read_results(path: Path) -> _Results:
     read = _Results()
-    for record in _objects(path):
+    for _, record in read_objects(path, allow_torn=True):
         response = record.get(RESPONSE_KEY_NAME)
         output = response.get("output") if isinstance(response, dict) else None
         if isinstance(output, list):
@@ -124,7 +120,7 @@ def _read_results(path: Path) -> _Results:
 def _read_rows(path: Path, first_of_task: dict[Any, int]) -> list[Row]:
     """The rows; only those shown as a task's sample in full."""
     rows = []
-    for row in _objects(path):
+    for _, row in read_objects(path, allow_torn=True):
         task, rollout = row.get(TASK_INDEX_KEY_NAME), row.get(ROLLOUT_INDEX_KEY_NAME)
         is_sample = isinstance(task, int) and first_of_task.get(task) == rollout
         rows.append(row if is_sample else _slim(row))
@@ -134,25 +130,6 @@ def _read_rows(path: Path, first_of_task: dict[Any, int]) -> list[Row]:
 def _slim(row: Row) -> Row:
     kept = (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, AGENT_REF_KEY_NAME)
     return {key: row[key] for key in kept if key in row}
-
-
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a file, up to a line whose writer was stopped in the middle."""
-    size = path.stat().st_size
-    for line in iter_lines(path):
-        try:
-            value = parse_line(line.content, path, line.number)
-        except MalformedLineError:
-            with path.open("rb") as file:
-                file.seek(line.end - 1)
-                is_torn = line.end >= size and file.read(1) != b"\n"
-            if not is_torn:
-                raise
-            logger.warning("%s ends in the middle of line %d, which is left out", path, line.number)
-            return
-        if not isinstance(value, dict):
-            raise MalformedLineError(f"{path}, line {line.number}: expected a JSON object, found {json_type(value)}")
-        yield value
 
 
 def _failures(path: Path) -> list[Failures]:

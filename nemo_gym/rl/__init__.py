@@ -1,0 +1,47 @@
+"""Feeding a trainer: prompts in, groups of scored completions with token ids and log-probs out.
+
+Importing this package does nothing but define names; everything is loaded on first use, torch only where
+tensors are made.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_EXPORTS = {
+    "AsyncNemoGymRolloutImpl": "rollout_manager",
+    "AsyncRolloutImpl": "rollout_manager",
+    "RolloutManager": "rollout_manager",
+    "Completion": "interfaces",
+    "DatumSpec": "interfaces",
+    "EnvironmentInterface": "interfaces",
+    "EnvironmentReturn": "interfaces",
+    "GenerationConfig": "interfaces",
+    "GenerationInterface": "interfaces",
+    "PromptGroupRecord": "interfaces",
+    "Timer": "timer",
+    "NemoGym": "environment",
+    "NemoGymConfig": "environment",
+    "GenerationUnavailable": "failures",
+    "GymTransportError": "failures",
+    "RolloutDataFailure": "failures",
+    "RolloutFailure": "failures",
+    "RolloutInfraFailure": "failures",
+    "RolloutTimeout": "failures",
+    "classify_rollout_failure": "failures",
+    "RolloutRetryPolicy": "retry",
+    "RolloutStats": "retry",
+    "RolloutTimeouts": "retry",
+    "prompt_groups": "prompt_groups",
+    "group_advantages": "advantages",
+    "has_signal": "advantages",
+    "with_signal": "advantages",
+    "export_rollouts": "export",
+}
+
+__all__ = sorted(_EXPORTS)  # noqa: PLE0605, RUF100
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"nemo_gym.rl.{_EXPORTS[name]}"), name)

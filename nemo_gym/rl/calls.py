@@ -1,0 +1,90 @@
+"""Calling others without caring what they are, and never waiting for what nobody needs any more.
+
+A method may belong to a plain object (it then runs in a thread, as it may block), be a coroutine function, or
+belong to the handle of a Ray actor.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from nemo_gym.rl.threads import DaemonThreads
+
+T = TypeVar("T")
+
+_THREADS = DaemonThreads()
+
+
+async def call(method: Any, *arguments: Any, **options: Any) -> Any:
+    """Call `method`, wherever it runs, and wait for its answer without blocking the event loop."""
+    remote = getattr(method, "remote", None)
+    if remote is not None:
+        answer = remote(*arguments, **options)
+    elif inspect.iscoroutinefunction(method):
+        answer = method(*arguments, **options)
+    else:
+        answer = await in_thread(lambda: method(*arguments, **options))
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run `function` in a thread; one that never returns keeps nobody waiting but its caller."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(setter: Callable[[Any], None], value: Any) -> None:
+        if not answer.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (answer.set_result, context.run(function))
+        except StopIteration as error:
+            outcome = (answer.set_exception, RuntimeError(f"{error!r} was raised"))  # a future refuses the original
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            outcome = (answer.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    _THREADS.submit(run)
+    return await answer
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; when one fails, the others are cancelled and have ended before its error is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        await cancel_and_drain(tasks)
+    failed = next((task for task in tasks if task in done and _has_failed(task)), None)
+    return [task.result() for task in ([failed] if failed is not None else tasks)]
+
+
+async def cancel_and_drain(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel what still runs and wait until it has ended; what it raises by then is of no interest."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def deadline(seconds: float | None, expired: Callable[[], Exception]) -> AsyncIterator[None]:
+    """Raise what `expired` makes when the block takes longer; a `TimeoutError` of the block itself passes through."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise expired() from error
+        raise
+
+
+def _has_failed(task: asyncio.Future[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None

@@ -1,0 +1,237 @@
+"""PUBLIC: `NemoGym`, the environments behind the servers as one environment of a trainer.
+
+    with NemoGym({"model_name": "policy", "base_urls": [url], "initial_global_config_dict": {...}}) as gym:
+        manager = RolloutManager(tokenizer, {"nemo_gym": gym}, ..., use_nemo_gym=True)
+
+It is a plain object. `NemoGym.as_actor(cfg)` makes the same class a Ray actor; a `RolloutManager` takes either.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pydantic import PrivateAttr
+
+from nemo_gym.rl.calls import cancel_and_drain, deadline
+from nemo_gym.rl.failures import GymTransportError
+from nemo_gym.rl.gym_config import NemoGymConfig, head_server_of, max_nan_runs_of, parser_config_of
+from nemo_gym.rl.message_log import build_message_log
+from nemo_gym.rl.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.row_dispatch import RowDispatch
+from nemo_gym.rl.timer import Timer
+from nemo_gym.rollout_collection import RolloutCollectionHelper
+from nemo_gym.rollouts.examples import run_examples
+from nemo_gym.rollouts.record import Result, Row
+
+if TYPE_CHECKING:
+    from nemo_gym.cli.run_helper import RunHelper
+    from nemo_gym.config_types import BaseServerConfig
+    from nemo_gym.http.server_client import ServerClient
+
+__all__ = ["NemoGym", "NemoGymConfig"]
+
+_Outcome: TypeAlias = tuple[Row, Result | Exception]
+
+_POLL_EVERY_S = 1.0
+
+
+class NemoGym:
+    """Starts the servers of a configuration, or attaches to running ones, and runs rollouts on them."""
+
+    def __init__(self, cfg: NemoGymConfig) -> None:
+        self.cfg = cfg
+        self._run_helper: RunHelper | None = None
+        self._collector: _Collector | None = None
+        self._polled_s = 0.0
+        self._totals = {"rollout/gym_row_redispatch_total": 0.0, "rollout/lp_nan_retry_total": 0.0}
+
+    @classmethod
+    def as_actor(cls, cfg: NemoGymConfig, **options: Any) -> Any:
+        """The handle of a Ray actor of this class; `options` are Ray's."""
+        import ray
+
+        actor_class: Any = ray.remote(cls)
+        return actor_class.options(**options).remote(cfg) if options else actor_class.remote(cfg)
+
+    def start(self) -> None:
+        """Start the servers and return when all of them answer; with `head_server`, attach to a run instead.
+
+        Raises:
+            ConfigError: something the user can fix; among them a head server that does not answer.
+            RuntimeError: a server could not be started.
+        """
+        max_nan_runs_of(self.cfg)
+        head = head_server_of(self.cfg)
+        if head is None:
+            from nemo_gym.cli.run_helper import RunHelper
+
+            helper = RunHelper()
+            helper.start(parser_config_of(self.cfg))
+            self._run_helper = helper
+            head = helper._server_client.head_server_config
+        collector = _Collector()
+        collector.attach(head)
+        self._collector = collector
+
+    def _spinup(self) -> None:
+        self.start()
+
+    def health_check(self) -> bool:
+        """True when the servers run.
+
+        Raises:
+            RuntimeError: one of them has ended; the message names it.
+        """
+        if self._run_helper is not None:
+            self._run_helper.poll()
+        return self._collector is not None
+
+    def shutdown(self) -> None:
+        """Stop what `start` has started; servers it attached to go on."""
+        helper, self._run_helper, self._collector = self._run_helper, None, None
+        if helper is not None:
+            helper.shutdown()
+
+    def __enter__(self) -> "NemoGym":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    async def run_rollouts(
+        self,
+        examples: list[Row],
+        tokenizer: Any,
+        timer_prefix: str,
+        *,
+        timeouts: RolloutTimeouts | None = None,
+        retry_policy: RolloutRetryPolicy | None = None,
+    ) -> tuple[list[dict[str, Any]], dict[str, float]]:
+        """Run every row at its agent; results in row order, each with its message log, and timings and counters.
+
+        Each row's `_rowidx` is its position. Every result is there, or an error is raised.
+
+        Raises:
+            GymTransportError: rows never came back, within their dispatches or within `rollout_s`.
+            RolloutDataFailure: a result cannot be trained on.
+        """
+        if self._collector is None:
+            raise RuntimeError("the servers are not started; call start() first")
+        policy = retry_policy or RolloutRetryPolicy.single_attempt()
+        dispatch = RowDispatch(
+            examples,
+            lambda result: self._postprocess_nemo_gym_to_nemo_rl_result(result, tokenizer),
+            max_sends=policy.max_gym_row_attempts,
+            max_nan_runs=max_nan_runs_of(self.cfg),
+        )
+        timer = Timer()
+        limit_s = timeouts.rollout_s if timeouts is not None else None
+        try:
+            with timer.time("total"):
+                async with deadline(limit_s, lambda: dispatch.never_came_back(f"within rollout_s={limit_s:g} s")):
+                    await self._run(dispatch, policy, timer, timer_prefix)
+        finally:
+            self._totals["rollout/gym_row_redispatch_total"] += dispatch.redispatches
+            self._totals["rollout/lp_nan_retry_total"] += dispatch.nan_retries
+        return dispatch.results(), _measured(timer, timer_prefix, dispatch)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters over the life of this object."""
+        return dict(self._totals)
+
+    def step(self, message_log_batch: Any, metadata: Any) -> Any:
+        """Not how this environment is used: its agents take the steps."""
+        raise NotImplementedError("NemoGym runs whole rollouts; call run_rollouts")
+
+    def global_post_process_and_metrics(self, batch: Any) -> Any:
+        """Not how this environment is used."""
+        raise NotImplementedError("NemoGym reports metrics with each group; call run_rollouts")
+
+    async def _run(self, dispatch: RowDispatch, policy: RolloutRetryPolicy, timer: Timer, prefix: str) -> None:
+        """Send what is owed, in rounds, until nothing is."""
+        assert self._collector is not None
+        rounds = 0
+        while owed := dispatch.owed:
+            if rounds and dispatch.redispatches:
+                await asyncio.sleep(policy.backoff_s(rounds))
+            rounds += 1
+            async with self._collector.sending(owed) as outcomes:
+                for _ in owed:
+                    with timer.time(f"{prefix}/await_results"):
+                        row, outcome = await self._next(outcomes)
+                    if isinstance(outcome, Exception):
+                        dispatch.failed(row, outcome)
+                        continue
+                    with timer.time(f"{prefix}/postprocess_results"):
+                        dispatch.arrived(row, outcome)
+
+    async def _next(self, outcomes: "asyncio.Queue[_Outcome]") -> "_Outcome":
+        """Wait for a rollout, but not for servers of ours that have ended."""
+        while True:
+            try:
+                async with asyncio.timeout(_POLL_EVERY_S):
+                    return await outcomes.get()
+            except TimeoutError:
+                self._poll()
+
+    def _poll(self) -> None:
+        now_s = time.monotonic()
+        if self._run_helper is None or now_s - self._polled_s < _POLL_EVERY_S:
+            return
+        self._polled_s = now_s
+        try:
+            self._run_helper.poll()
+        except RuntimeError as error:
+            raise GymTransportError(f"a server of this run has ended: {error}") from error
+
+    def _postprocess_nemo_gym_to_nemo_rl_result(self, nemo_gym_result: dict[str, Any], tokenizer: Any) -> Any:
+        return build_message_log(
+            nemo_gym_result, tokenizer, self.cfg.get("invalid_tool_call_patterns"), self.cfg.get("thinking_tags")
+        )
+
+
+class _Collector(RolloutCollectionHelper):
+    """Sends rows without a progress line per group, and asks the head server only once."""
+
+    _client: "ServerClient | None" = PrivateAttr(None)
+
+    def attach(self, head: "BaseServerConfig") -> None:
+        """Find out where the servers are."""
+        self._client = self.setup_server_client(head)
+
+    @asynccontextmanager
+    async def sending(self, rows: list[Row]) -> "AsyncIterator[asyncio.Queue[_Outcome]]":
+        """A queue that gets the outcome of every row; what is in flight when the block ends is cancelled."""
+        outcomes: asyncio.Queue[_Outcome] = asyncio.Queue()
+        task = asyncio.create_task(self._collect(rows, outcomes))
+        try:
+            yield outcomes
+        finally:
+            await cancel_and_drain([task])
+
+    async def _collect(self, rows: list[Row], outcomes: "asyncio.Queue[_Outcome]") -> None:
+        assert self._client is not None
+        client = self._client
+        for awaitable in run_examples(rows, lambda row: self._post(client, row)):
+            try:
+                outcomes.put_nowait(await awaitable)
+            except Exception as error:  # noqa: BLE001 - judged by whoever reads the queue
+                outcomes.put_nowait((getattr(error, "row", rows[0]), error))
+
+
+def _measured(timer: Timer, prefix: str, dispatch: RowDispatch) -> dict[str, float]:
+    seconds = timer.get_timing_metrics(reduction_op="sum")
+    total_s = seconds.pop("total")
+    share = 100 * seconds[f"{prefix}/postprocess_results"] / total_s if total_s else 0.0
+    return {
+        **seconds,
+        f"{prefix}/postprocess_results_pct": share,
+        "gym_row_redispatches": float(dispatch.redispatches),
+        "lp_nan_retries": float(dispatch.nan_retries),
+    }

@@ -1,0 +1,117 @@
+"""From an agent's answer to a message log: exactly the tokens the policy saw and sampled, in order.
+
+Each output item with token ids tells the whole prompt of its turn and what was generated. The prompt must begin
+with every token seen so far; what it adds becomes a `user` message, the generation an `assistant` message.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemo_gym.rl.drift import describe_drift
+from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError, NonContiguousTokensError
+from nemo_gym.rl.interfaces import Message, MessageLog
+
+PROMPT_IDS = "prompt_token_ids"
+GENERATION_IDS = "generation_token_ids"
+GENERATION_LOG_PROBS = "generation_log_probs"
+
+DEFAULT_INVALID_TOOL_CALL_PATTERNS = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>")
+"""Marks that a tool-call parser should have consumed."""
+DEFAULT_THINKING_TAGS = ("<think>", "</think>")
+
+
+def build_message_log(
+    result: dict[str, Any],
+    tokenizer: Any,
+    invalid_tool_call_patterns: Sequence[str] | None = None,
+    thinking_tags: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """`message_log`, `input_message_log` (its first message) and `full_result`, which has texts in place of tokens.
+
+    `result` is an agent's answer to `/run`. Its items lose their token ids and log-probs and gain `prompt_str`
+    and `generation_str`.
+
+    Raises:
+        NonContiguousTokensError: a prompt does not begin with the tokens before it.
+        NoGenerationDataError: no item has token ids.
+    """
+    assert isinstance(result, dict), f"an agent answered /run with {type(result).__name__}, not with an object"
+    output = result["response"]["output"]
+    items = [item for item in output if item.get(GENERATION_IDS)]
+    if not items:
+        raise NoGenerationDataError(_no_generation(result, output, tokenizer))
+    patterns = invalid_tool_call_patterns or DEFAULT_INVALID_TOOL_CALL_PATTERNS
+    tags = thinking_tags or DEFAULT_THINKING_TAGS
+    message_log: MessageLog = []
+    prompts: list[list[int]] = []
+    seen: list[int] = []
+    for turn, item in enumerate(items, 1):
+        prompt, generation, log_probs = _take_tokens(item)
+        if prompt[: len(seen)] != seen:
+            raise NonContiguousTokensError(describe_drift(turn, message_log, seen, prompt, tokenizer))
+        flags = flags_of(item, patterns, tags)
+        message_log.append({"role": "user", "content": "", "token_ids": prompt[len(seen) :]})
+        message_log.append(_generated(generation, log_probs, flags))
+        prompts.append(prompt)
+        seen = prompt + generation
+    _add_texts(items, prompts, message_log, tokenizer)
+    return {"message_log": message_log, "input_message_log": message_log[:1], "full_result": result}
+
+
+def flags_of(item: Mapping[str, Any], patterns: Sequence[str], tags: Sequence[str]) -> dict[str, bool]:
+    """Whether an item shows marks of a tool call that was not understood, or thinking tags where none belong."""
+    text = _first_text(item.get("content"))
+    if text is not None:
+        malformed = any(tag in text for tag in tags)
+    else:
+        text = _first_text(item.get("summary")) if item.get("type") == "reasoning" else None
+        malformed = text is not None and any(text.count(tag) > 1 for tag in tags)
+    invalid = text is not None and any(pattern in text for pattern in patterns)
+    return {"is_invalid_tool_call": invalid, "has_malformed_thinking": malformed}
+
+
+def _take_tokens(item: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
+    """Take the token data out of an item, so that what is logged of the result stays small."""
+    missing = [key for key in (PROMPT_IDS, GENERATION_LOG_PROBS) if key not in item]
+    if missing:
+        raise IncompleteTokenDataError(f"an item of type {item.get('type')!r} has {GENERATION_IDS} but no {missing}")
+    generation, prompt, log_probs = item.pop(GENERATION_IDS), item.pop(PROMPT_IDS), item.pop(GENERATION_LOG_PROBS)
+    if len(generation) != len(log_probs):
+        counts = f"{len(generation)} generated tokens and {len(log_probs)} log-probs"
+        raise IncompleteTokenDataError(f"an item of type {item.get('type')!r} has {counts}")
+    # JSON knows no NaN: some servers write null instead.
+    return prompt, generation, [math.nan if value is None else value for value in log_probs]
+
+
+def _generated(token_ids: list[int], log_probs: list[float], flags: dict[str, bool]) -> Message:
+    return {"role": "assistant", "content": "", "token_ids": token_ids, "generation_logprobs": log_probs, **flags}
+
+
+def _add_texts(items: list[dict[str, Any]], prompts: list[list[int]], message_log: MessageLog, tokenizer: Any) -> None:
+    generations = [message["token_ids"] for message in message_log[1::2]]
+    texts = zip(tokenizer.batch_decode(prompts), tokenizer.batch_decode(generations), strict=True)
+    for item, (prompt_text, generation_text) in zip(items, texts, strict=True):
+        item["prompt_str"] = prompt_text
+        item["generation_str"] = generation_text
+
+
+def _first_text(parts: Any) -> str | None:
+    if not isinstance(parts, list) or not parts or not isinstance(parts[0], dict):
+        return None
+    text = parts[0].get("text")
+    return text if isinstance(text, str) else None
+
+
+def _no_generation(result: dict[str, Any], output: list[dict[str, Any]], tokenizer: Any) -> str:
+    asked = result.get("responses_create_params", {}).get("input")
+    try:
+        length = f"{len(tokenizer.apply_chat_template(asked, tokenize=True))} tokens"
+    except Exception as error:  # noqa: BLE001 - the length is only part of a message about something else
+        length = f"of unknown length ({type(error).__name__}: {error})"
+    kinds = ", ".join(str(item.get("type")) for item in output) or "none"
+    return (
+        f"the result has no generation data: none of its output items ({kinds}) carries token ids. Its prompt is "
+        f"{length}. Either the prompt leaves the model no room to answer: drop or shorten it; or the model server "
+        "returns no token ids: set return_token_id_information to true in its config"
+    )

@@ -1,0 +1,161 @@
+"""The numbers that go with a group: names and formulas that training dashboards know."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from nemo_gym.jsonl import to_line
+from nemo_gym.rl.interfaces import Completion
+from nemo_gym.rl.tensors import num_tokens
+
+
+@dataclass
+class Histogram:
+    """The values of a distribution, where wandb's class of that name is not installed."""
+
+    values: list[float]
+
+
+@dataclass
+class Table:
+    """Rows under column names, where wandb's class of that name is not installed."""
+
+    data: list[list[Any]] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+
+
+def calculate_single_metric(values: Sequence[float], batch_size: int, key: str) -> dict[str, Any]:
+    """Six entries about `values`: mean (over `batch_size`, whatever their number), max, min, median, stddev, histogram.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError(f"metric {key!r} has no values")
+    equal = min(values) == max(values)
+    deviation = math.nan if len(values) == 1 else 0.0 if equal else statistics.stdev(values)
+    return {
+        f"{key}/mean": sum(values) / batch_size,
+        f"{key}/max": max(values),
+        f"{key}/min": min(values),
+        f"{key}/median": statistics.median(values),
+        f"{key}/stddev": deviation,
+        f"{key}/histogram": histogram(values),
+    }
+
+
+def pct(values: Sequence[float], p: float) -> float:
+    """The p-th percentile, as one of the values; 0 when there are none."""
+    if not values:
+        return 0.0
+    return float(sorted(values)[min(int(len(values) * p / 100), len(values) - 1)])
+
+
+def histogram(values: Sequence[float]) -> Any:
+    """The distribution of the finite values, for a tracker."""
+    finite = [value for value in values if math.isfinite(value)]
+    if find_spec("wandb") is None:
+        return Histogram(finite)
+    from wandb import Histogram as WandbHistogram
+
+    return WandbHistogram(finite)
+
+
+def table(data: list[list[Any]], columns: list[str]) -> Any:
+    """A table for a tracker."""
+    if find_spec("wandb") is None:
+        return Table(data, columns)
+    from wandb import Table as WandbTable
+
+    return WandbTable(data=data, columns=columns)
+
+
+def native_metrics(completions: Sequence[Completion], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The metrics of a group from the native path; `samples` are its trajectories' own numbers."""
+    n = len(samples)
+    turns = [sample["turn_count"] for sample in samples]
+    longest = [max(sample["turn_gen_tokens"], default=0) for sample in samples]
+    workers: dict[int, int] = {}
+    for sample in samples:
+        for worker, tokens in sample["per_worker_token_counts"].items():
+            workers[worker] = workers.get(worker, 0) + tokens
+    metrics = {
+        **calculate_single_metric([completion.reward for completion in completions], n, "total_reward"),
+        "total_turns": sum(turns),
+        **calculate_single_metric(turns, n, "turns_per_sample"),
+        **_tail(turns, "turns_per_sample"),
+    }
+    for key, source in _TOKEN_METRICS.items():
+        metrics |= calculate_single_metric([sample[source] for sample in samples], n, key)
+    metrics |= {rate: sum(bool(sample[source]) for sample in samples) / n for rate, source in _RATES.items()}
+    metrics |= {"per_worker_token_counts": workers}
+    metrics |= {
+        name: [length for sample in samples for length in sample[source]] for name, source in _TURN_LENGTHS.items()
+    }
+    metrics |= {f"max_gen_tokens_per_turn/{key}": value for key, value in _summary(longest).items()}
+    metrics["mean_gen_tokens_per_sample"] = metrics["gen_tokens_per_sample/mean"]
+    return metrics
+
+
+_TOKEN_METRICS = {
+    "total_tokens_per_sample": "total_tokens",
+    "gen_tokens_per_sample": "assistant_tokens",
+    "env_tokens_per_sample": "env_tokens",
+}
+_RATES = {
+    "truncation_rate": "truncated",
+    "natural_termination_rate": "terminated",
+    "max_turns_reached_rate": "max_turns_reached",
+}
+_TURN_LENGTHS = {
+    "histogram/gen_tokens_length": "turn_gen_tokens",
+    "histogram/input_tokens_length": "turn_input_tokens",
+    "histogram/total_tokens_length": "turn_total_tokens",
+}
+
+
+def gym_metrics(completions: Sequence[Completion], agent_name: str) -> dict[str, Any]:
+    """The metrics of a group from the servers' path."""
+    n = len(completions)
+    logs = [completion.message_log for completion in completions]
+    turns = [sum(message["role"] == "user" for message in log) for log in logs]
+    longest = [
+        max((len(message["token_ids"]) for message in log if message["role"] == "assistant"), default=0) for log in logs
+    ]
+    truncated = sum(completion.truncated for completion in completions)
+    metrics = {
+        **calculate_single_metric([completion.reward for completion in completions], n, "total_reward"),
+        **calculate_single_metric(turns, n, "turns_per_sample"),
+        **_tail(turns, "turns_per_sample"),
+        **calculate_single_metric([num_tokens(log) for log in logs], n, "total_tokens_per_sample"),
+        **calculate_single_metric([num_tokens(log, "assistant") for log in logs], n, "gen_tokens_per_sample"),
+        **calculate_single_metric(longest, n, "max_gen_tokens_per_turn"),
+        "max_gen_tokens_per_turn/p95": pct(longest, 95),
+        "natural_termination_rate": (n - truncated) / n,
+        "truncation_rate": truncated / n,
+        **_agent_metrics([completion.env_extras or {} for completion in completions], agent_name),
+    }
+    metrics["mean_gen_tokens_per_sample"] = metrics["gen_tokens_per_sample/mean"]
+    return metrics
+
+
+def _agent_metrics(results: Sequence[Mapping[str, Any]], agent_name: str) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    for key in results[0]:
+        values = [float(result[key]) for result in results if isinstance(result.get(key), bool | int | float)]
+        if values:
+            metrics |= calculate_single_metric(values, len(results), f"{agent_name}/{key}")
+    rows = [[to_line(result).decode().rstrip("\n")] for result in results]
+    metrics[f"{agent_name}/full_result"] = table(rows, ["Full result"])
+    return metrics
+
+
+def _tail(values: Sequence[float], key: str) -> dict[str, float]:
+    return {f"{key}/p95": pct(values, 95), f"{key}/p99": pct(values, 99)}
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    return {"max": max(values), "mean": statistics.fmean(values), "p95": pct(values, 95)}

@@ -1,0 +1,87 @@
+"""Between lists of numbers and tensors: tensors where torch is installed, lists where it is not."""
+
+import math
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.rl.interfaces import MessageLog
+
+_INT64 = "int64"
+_FLOAT32 = "float32"
+
+
+class TorchMissingError(ConfigError, ImportError):
+    """Something needs torch, and it is not installed."""
+
+
+def require_torch(what: str) -> Any:
+    """The module `torch`.
+
+    Raises:
+        TorchMissingError: it is not installed; the message says that `what` needs it.
+    """
+    if find_spec("torch") is None:
+        raise TorchMissingError(f"{what} needs torch, which is not installed; install nemo-gym with the extra `rl`")
+    import torch
+
+    return torch
+
+
+def token_tensor(ids: Any) -> Any:
+    """Token ids as an int64 tensor, also when there are none."""
+    return _tensor(ids, _INT64)
+
+
+def logprob_tensor(values: Any) -> Any:
+    """Log-probs as a float32 tensor, also when there are none."""
+    return _tensor(values, _FLOAT32)
+
+
+def as_list(values: Any) -> list[Any]:
+    """A tensor or any sequence of numbers as a list of Python numbers."""
+    listed: Any = values.tolist() if hasattr(values, "tolist") else list(values)
+    return listed if isinstance(listed, list) else [listed]
+
+
+def first_number(values: Any) -> float:
+    """The only number in a batch of one."""
+    (value,) = as_list(values)
+    return float(value)
+
+
+def with_tensors(message_log: MessageLog) -> MessageLog:
+    """The same log with its token ids and log-probs as tensors; its dicts are changed in place."""
+    for message in message_log:
+        message["token_ids"] = token_tensor(message["token_ids"])
+        if "generation_logprobs" in message:
+            message["generation_logprobs"] = logprob_tensor(message["generation_logprobs"])
+    return message_log
+
+
+def num_tokens(message_log: MessageLog, role: str | None = None) -> int:
+    """Tokens in a log, of one role or of all."""
+    return sum(len(message["token_ids"]) for message in message_log if role is None or message["role"] == role)
+
+
+def has_nan(message_log: MessageLog) -> bool:
+    """Whether any log-prob in the log is not a number."""
+    return any(math.isnan(value) for value in _logprobs(message_log))
+
+
+def _logprobs(message_log: MessageLog) -> Iterable[float]:
+    for message in message_log:
+        yield from as_list(message.get("generation_logprobs", ()))
+
+
+def _tensor(values: Any, dtype_name: str) -> Any:
+    if find_spec("torch") is None:
+        return as_list(values)
+    import torch
+
+    dtype = getattr(torch, dtype_name)
+    if isinstance(values, torch.Tensor):
+        return values.to(dtype)
+    numbers: Sequence[Any] = as_list(values)
+    return torch.tensor(numbers, dtype=dtype)

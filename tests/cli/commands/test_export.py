@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.cli.commands.export import main
+
+
+def write_run(folder: Path) -> Path:
+    records = [
+        {
+            "_ng_task_index": 0,
+            "_ng_rollout_index": index,
+            "responses_create_params": {"input": "hi"},
+            "response": {"output": [{"type": "message", "role": "assistant", "content": str(index)}]},
+            "reward": reward,
+        }
+        for index, reward in enumerate([0.0, 1.0, None])
+    ]
+    path = folder / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_a_data_set_is_written_and_what_was_left_out_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollouts, output = write_run(tmp_path), tmp_path / "new" / "dpo.jsonl"
+    arguments = [f"+rollouts_jsonl_fpath={rollouts}", f"+output_fpath={output}", "+format=dpo"]
+
+    main.run([*arguments, "+filter=0 < mean < 1"])
+
+    assert json.loads(output.read_text())["chosen"] == [{"role": "assistant", "content": "1"}]
+    assert capsys.readouterr().out.splitlines() == [
+        f"1 examples of 1 tasks are in {output}",
+        "Left out: 1 rollouts (no reward)",
+    ]
+
+
+def test_the_result_can_be_had_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts, output = write_run(tmp_path), tmp_path / "sft.jsonl"
+    main.run([f"+rollouts_jsonl_fpath={rollouts}", f"+output_fpath={output}", "+format=sft", "+json=true"])
+    assert json.loads(capsys.readouterr().out)["examples"] == 2
+
+
+def test_a_format_that_does_not_exist_is_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.run([f"+rollouts_jsonl_fpath={write_run(tmp_path)}", "+output_fpath=x.jsonl", "+format=sfd"])
+    assert ended.value.code == 2
+    assert "did you mean 'sft'?" in capsys.readouterr().err
