@@ -18,7 +18,7 @@ def print_aggregation(summary: AggregationSummary) -> None:
     for remark in summary.remarks():
         print(f"  {remark}")
     if summary.expectations is not None and not summary.expectations.is_known:
-        print("  how many there should be is not known: some shards have no manifest and no materialized inputs")
+        print("  how many there should be is not known: shards, or their manifests and inputs, are missing")
     if summary.metrics:
         print(f"Computed: {'here, without servers' if summary.is_offline else 'by the running servers'}")
     print(f"Merged rollouts: {summary.paths.rollouts if summary.is_merged else 'not merged'}")

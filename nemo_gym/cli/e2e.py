@@ -56,7 +56,7 @@ def run_end_to_end(
             return None
         logger.info("Prepared data sets: %s", config.prepared_dirpath)
         logger.info("Rows of this run: %s", rows)
-        logger.info("Rollouts: %s", config.output_jsonl_fpath)
+        logger.info("Rollouts: %s", config.paths.rollouts)
         return asyncio.run(session.collect(config.for_rows_in(rows), command))
 
 
