@@ -4,6 +4,7 @@ Tasks are dealt out by their index, so every shard reads the same input and none
 This module is imported for every help page, so it stays light.
 """
 
+import glob
 import re
 import zlib
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class Shard:
         """The rollouts file of this shard of the run whose output is given."""
         name = f"{output.stem}-shard{self.index + 1:0{_DIGITS}}of{self.count:0{_DIGITS}}"
         return output.with_name(f"{name}{output.suffix}")
+
+    def glob(self, output: Path) -> str:
+        """What matches the rollouts files of all shards of that run, and of no run cut otherwise."""
+        stem = glob.escape(str(output.with_name(output.stem)))
+        return f"{stem}-shard*of{self.count:0{_DIGITS}}{glob.escape(output.suffix)}"
 
     @classmethod
     def of_file(cls, path: Path) -> "Shard | None":

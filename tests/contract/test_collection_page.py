@@ -9,10 +9,11 @@ from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutAggregat
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import FailureClass
 from nemo_gym.rollouts.summary import RunSummary
+from nemo_gym.schemas.slurm_config import SlurmConfig
 
 PAGE = (PARENT_DIR / "docs" / "collecting-rollouts.md").read_text()
-COMMANDS = (RolloutCollectionConfig, E2ERolloutCollectionConfig, RolloutAggregationConfig)
-OTHERS = {"config_paths", "global_aiohttp_client_request_debug", "json"}
+COMMANDS = (RolloutCollectionConfig, E2ERolloutCollectionConfig, RolloutAggregationConfig, SlurmConfig)
+OTHERS = {"config_paths", "head_server", "global_aiohttp_client_request_debug", "json"}
 
 
 def test_every_option_on_the_page_exists() -> None:
