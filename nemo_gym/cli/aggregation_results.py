@@ -19,7 +19,7 @@ def print_aggregation(summary: AggregationSummary) -> None:
     for remark in summary.remarks():
         print_line(f"  {remark}")
     if summary.expectations is not None and not summary.expectations.is_known:
-        print_line("  how many there should be is not known: some shards have no manifest and no materialized inputs")
+        print_line("  how many there should be is not known: shards, or their manifests and inputs, are missing")
     if summary.metrics:
         print_line(f"Computed: {'here, without servers' if summary.is_offline else 'by the running servers'}")
     print_line(f"Merged rollouts: {summary.paths.rollouts if summary.is_merged else 'not merged'}")

@@ -25,6 +25,7 @@ from nemo_gym.keys import (
 )
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutCollectionConfig
+from nemo_gym.rollouts.finished import summary_if_settled
 from nemo_gym.rollouts.summary import RunSummary
 from nemo_gym.servers.listening import listen
 from nemo_gym.train_data_utils import TrainDataProcessor
@@ -38,13 +39,18 @@ _LET_GO_TIMEOUT_S = 30.0
 def run_end_to_end(
     config: E2ERolloutCollectionConfig, global_config: DictConfig, command: Sequence[str] = ()
 ) -> RunSummary | None:
-    """Do all of it; what the run came to, or None after a dry run.
+    """Do all of it; what the run came to, or None after a dry run. A run that owes nothing more needs no servers.
 
     Raises:
         ConfigError: the data or the servers are not as they should be.
         GymError: a server cannot be started, or ended on its own.
     """
     rows = prepare_rows(config, global_config)
+    if (
+        not global_config.get(DRY_RUN_KEY_NAME)
+        and (settled := summary_if_settled(config.for_rows_in(rows))) is not None
+    ):
+        return settled
     _avoid_a_taken_head_port(global_config)
     with contextlib.ExitStack() as stack:
         session = _Session()
@@ -56,7 +62,7 @@ def run_end_to_end(
             return None
         logger.info("Prepared data sets: %s", config.prepared_dirpath)
         logger.info("Rows of this run: %s", rows)
-        logger.info("Rollouts: %s", config.output_jsonl_fpath)
+        logger.info("Rollouts: %s", config.paths.rollouts)
         return asyncio.run(session.collect(config.for_rows_in(rows), command))
 
 

@@ -76,6 +76,12 @@ COMMANDS = (
         "nemo_gym.rollouts.config:RolloutAggregationConfig",
     ),
     CommandInfo(
+        "slurm",
+        ROLLOUTS,
+        "Write the Slurm jobs that collect rollouts in shards",
+        "nemo_gym.schemas.slurm_config:SlurmConfig",
+    ),
+    CommandInfo(
         "reward_profile",
         ROLLOUTS,
         "Profile rollouts task by task; choose tasks by difficulty",

@@ -118,7 +118,7 @@ def _print_failures(summary: RunSummary) -> None:
 def _closing_lines(summary: RunSummary) -> Iterable[str]:
     paths = summary.paths
     if not summary.expected:
-        yield "Nothing to do: the input has no rows."
+        yield "Nothing to do: there are no rows to roll out."
     elif not summary.owed:
         given_up = f", {summary.given_up_before} given up" if summary.given_up_before else ""
         yield f"Nothing to do: {summary.finished} of {summary.expected} rollouts finished before{given_up}."

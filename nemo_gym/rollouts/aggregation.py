@@ -28,6 +28,7 @@ from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import Result
 from nemo_gym.rollouts.server_watch import ServerWatch
 from nemo_gym.rollouts.shard_configs import check_configs
+from nemo_gym.rollouts.shard_sets import check_shard_set
 from nemo_gym.rollouts.shards import ShardFiles, find_shards
 from nemo_gym.rollouts.sidecar import readable_records
 
@@ -81,9 +82,9 @@ class RolloutAggregationHelper(BaseModel):
         logger.info("%d shards: %s", len(files.shards), ", ".join(map(str, files.shards)))
         _refuse_to_overwrite_run(config, files)
         manifests = _manifests(files)
-        summary = AggregationSummary(
-            config.paths, files, differences=check_configs(manifests, allow_changed=config.allow_changed_config)
-        )
+        shards = check_shard_set(files.shards, manifests, config)
+        differences = check_configs(manifests, allow_changed=config.allow_changed_config)
+        summary = AggregationSummary(config.paths, files, shards, differences)
         source = self._source(config)
         summary.is_offline = not isinstance(source, RunningServers)
         try:
@@ -126,11 +127,13 @@ async def _combined(
     from nemo_gym.rollouts.shard_intake import read_shards
     from nemo_gym.rollouts.shard_merge import write_merged
     from nemo_gym.rollouts.shard_metrics import compute_answers
+    from nemo_gym.rollouts.shard_siblings import merge_siblings
 
     index = ShardIndex(summary.files.shards)
     merged, intake = read_shards(index, lambda agent: needs_records(source, agent), config.on_duplicate)
     summary.note_records(index, merged, intake)
     summary.expectations = find_expectations(index, merged.order, manifests, summary.files.without_rollouts)
+    summary.expectations.is_known &= not summary.shards.missing
     for agent in summary.expectations.by_agent:
         intake.groups.setdefault(agent, AgentRecords())
     for paths in [*map(RolloutPaths, index.paths), *summary.files.without_rollouts]:
@@ -140,6 +143,8 @@ async def _combined(
         if config.merge_shards:
             write_merged(index, merged.order, config.paths.rollouts)
             summary.is_merged = True
+            if summary.shards.is_complete:
+                merge_siblings(summary.shards.files.values(), config.paths)
         if not len(merged.order):
             return summary
         if isinstance(source, RunningServers):

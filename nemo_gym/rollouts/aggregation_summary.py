@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_gym.errors import listed
 from nemo_gym.rollouts.aggregate import AgentMetrics
 from nemo_gym.rollouts.paths import RolloutPaths
+from nemo_gym.rollouts.shard_sets import ShardSet
 from nemo_gym.rollouts.shards import ShardFiles
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ class AggregationSummary:
 
     paths: RolloutPaths
     files: ShardFiles
+    shards: ShardSet = field(default_factory=lambda: ShardSet({}, []))
+    """Those of the files that are shards of one run."""
     differences: list[str] = field(default_factory=list)
     """Between the settings of the shards, one line each."""
     is_offline: bool = False
@@ -66,6 +70,8 @@ class AggregationSummary:
             remarks.append(
                 f"{paths.materialized_inputs} is there, but {paths.rollouts} is not: no rollout was collected"
             )
+        if self.shards.missing:
+            remarks.append(f"{len(self.shards.missing)} shards are not there: {listed(self.shards.missing)}")
         if self.identical_duplicates:
             remarks.append(f"{self.identical_duplicates} records are there more than once and count once")
         if self.different_duplicates:
@@ -97,6 +103,7 @@ class AggregationSummary:
             "different_duplicates": self.different_duplicates,
             "torn_tails": self.torn,
             "missing": self.missing if known else None,
+            "missing_shards": [str(path) for path in self.shards.missing],
             "different_configs": self.differences,
             "remarks": self.remarks(),
             "offline": self.is_offline,

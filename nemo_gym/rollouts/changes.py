@@ -63,6 +63,7 @@ def find_changes(
         *_changed_file("prompt_config", manifest.prompt, prompt_now),
         *_changed_options(manifest.options, shown_options(config)),
         *_changed_repeats(manifest, config),
+        *_changed_shard(manifest, config),
     ]
     if input_now is not None and manifest.options.get("limit") != config.limit:
         changes += _changed_limit(manifest, config, rows_now())
@@ -79,7 +80,7 @@ def refuse_or_report(changes: list[Change], config: RolloutCollectionConfig) -> 
     if altering and not config.allow_changed_config:
         listed = "".join(f"\n  {change}" for change in altering)
         raise RunChangedError(
-            f"{config.output_jsonl_fpath} was collected differently, so it cannot be resumed like this:{listed}\n"
+            f"{config.paths.rollouts} was collected differently, so it cannot be resumed like this:{listed}\n"
             "Either resume it with the former settings; or start afresh without +resume_from_cache=true, which keeps "
             f"the rollouts so far in {config.paths.previous}; or accept the change with +allow_changed_config=true, "
             "which keeps the finished rollouts and collects the missing ones with the new settings."
@@ -123,6 +124,12 @@ def _changed_repeats(manifest: RunManifest, config: RolloutCollectionConfig) -> 
         yield Change("num_repeats", was, now, Effect.ALTERS)
     elif any(after > before for before, after in pairs):
         yield Change("num_repeats", was, now, Effect.EXTENDS)
+
+
+def _changed_shard(manifest: RunManifest, config: RolloutCollectionConfig) -> Iterator[Change]:
+    was, now = manifest.shard, config.chosen_shard
+    if was != now:
+        yield Change("shard", was and str(was), now and str(now), Effect.ALTERS)
 
 
 def _changed_limit(manifest: RunManifest, config: RolloutCollectionConfig, rows_now: int) -> Iterator[Change]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from nemo_gym.rollouts.paths import RolloutPaths
+from nemo_gym.rollouts.sharding import ShardOptions
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
         return max_attempts_from_environment() if self.max_attempts is None else self.max_attempts
 
 
-class RowOptions(SharedRolloutCollectionConfig):
+class RowOptions(ShardOptions, SharedRolloutCollectionConfig):
     """Arguments of the commands that make the rows of a run, too, from a file."""
 
     agent_name: str | None = None
@@ -158,6 +159,18 @@ class RowOptions(SharedRolloutCollectionConfig):
             raise ValueError(f"num_repeats must be >= 1, got {value}")
         return value
 
+    @model_validator(mode="after")
+    def _a_shard_has_no_metrics(self) -> "RowOptions":
+        if self.chosen_shard is not None:
+            self.disable_aggregation = True
+        return self
+
+    @property
+    def paths(self) -> RolloutPaths:
+        """Every file of the run, or of the shard of it that was asked for."""
+        output = Path(self.output_jsonl_fpath)
+        return RolloutPaths(output if self.chosen_shard is None else self.chosen_shard.file(output))
+
 
 class RolloutCollectionConfig(RowOptions):
     """Arguments of `ng_collect_rollouts`."""
@@ -192,8 +205,11 @@ class E2ERolloutCollectionConfig(RowOptions):
 
     @property
     def prepared_dirpath(self) -> Path:
-        """Where the prepared data of this run goes: each output file has a folder of its own, named after it."""
-        output = Path(self.output_jsonl_fpath)
+        """Where the prepared data of this run goes: each output file has a folder of its own, named after it.
+
+        Shards prepare for themselves, in case they start at the same time; they share what is there to be reused.
+        """
+        output = Path(self.output_jsonl_fpath) if self.reuse_existing_data_preparation else self.paths.rollouts
         return output.with_name(output.stem if output.suffix else f"{output.name}_data") / "preprocessed_datasets"
 
     def for_rows_in(self, path: Path) -> RolloutCollectionConfig:
@@ -216,6 +232,8 @@ class RolloutAggregationConfig(BaseNeMoGymCLIConfig):
     of `input_glob`. Identical ones are dropped and counted in any case."""
     allow_changed_config: bool = False
     """Combine files although their manifests say that they were collected with different settings."""
+    allow_missing_shards: bool = False
+    """Combine the shards of a run although some of them are not there."""
     offline: bool = False
     """Ask no servers: compute the metrics here, from the agents' classes in `config_paths`. Without this option that
     happens only when no head server answers."""

@@ -21,6 +21,7 @@ from nemo_gym.jsonl import write_aside
 from nemo_gym.rollouts.config import RolloutCollectionConfig
 from nemo_gym.rollouts.masked import masked_command, masked_options
 from nemo_gym.rollouts.record import utc_text
+from nemo_gym.rollouts.sharding import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class RunManifest(BaseModel):
     input_rows: int | None = None
     """How many rows of the input are used."""
     prompt: FileFingerprint | None = None
+    shard: Shard | None = None
+    """Which part of the run this is; None for a whole run."""
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: str | None = None
     resumed_at: list[str] = Field(default_factory=list)
@@ -83,6 +86,7 @@ class RunManifest(BaseModel):
         """Record the circumstances of this start; those of an earlier one are replaced as far as these are known."""
         self.command = masked_command(facts.command)
         self.options = shown_options(config)
+        self.shard = config.chosen_shard
         self.models = list(facts.models) or self.models
         self.config = self.config if facts.config is None else masked_options(facts.config)
         self.versions = {"nemo_gym": __version__, "python": platform.python_version()}

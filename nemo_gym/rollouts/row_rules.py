@@ -22,6 +22,7 @@ from nemo_gym.paths import candidates, resolve_for_reading
 from nemo_gym.rollouts.config import RolloutCollectionConfig, repeats_of
 from nemo_gym.rollouts.masked import masked_options
 from nemo_gym.rollouts.record import Row
+from nemo_gym.rollouts.sharding import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class RowRules:
     prompt: prompts.PromptConfig | None
     num_repeats: int | Mapping[str, int]
     add_seed: bool
+    shard: Shard | None = None
+    """The part of the rows that this run has; the others are checked and numbered all the same."""
 
     @classmethod
     def of(cls, config: RolloutCollectionConfig) -> "RowRules":
@@ -65,6 +68,7 @@ class RowRules:
             agent_name=config.agent_name or None,
             num_repeats=config.num_repeats,
             add_seed=config.num_repeats_add_seed,
+            shard=config.chosen_shard,
         )
 
     def repeats_of(self, agent: str) -> int | None:
@@ -136,6 +140,8 @@ def announce(config: RolloutCollectionConfig) -> None:
     """Say which options shape the rows of this run."""
     if config.limit is not None:
         logger.info("Using only the first %d rows", config.limit)
+    if config.chosen_shard is not None:
+        logger.info("Shard %s of the run: %s", config.chosen_shard, config.paths.rollouts)
     if config.num_repeats_add_seed:
         logger.info("Adding a seed to every rollout through metadata.extra_body (only vLLM model servers honour it)")
     if config.agent_name:

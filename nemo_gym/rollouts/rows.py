@@ -80,6 +80,8 @@ def _materialize(rules: RowRules, scan: InputScan) -> Iterator[Repeats]:
         agent = rules.complete(row, unused)
         repeats = rules.repeats_of(agent) or 0
         row[TASK_INDEX_KEY_NAME], first = numbers.claim(row, line.content, repeats)
+        if rules.shard is not None and not rules.shard.has_task(row[TASK_INDEX_KEY_NAME]):
+            continue
         for start in range(first, first + repeats, _AT_ONCE):
             indices = range(start, min(start + _AT_ONCE, first + repeats))
             yield Repeats(agent, start, _lines(row, indices, add_seed=rules.add_seed))

@@ -151,7 +151,7 @@ def _explaining_disk_errors() -> Iterator[None]:
 def _refuse_overlap(config: RolloutCollectionConfig) -> None:
     """What is no file of a run, and an input that is one of them, would be moved away or overwritten."""
     if config.paths.rollouts.is_dir():
-        raise ConfigError(f"+output_jsonl_fpath={config.output_jsonl_fpath} is a folder; name a file in it")
+        raise ConfigError(f"+output_jsonl_fpath={config.paths.rollouts} is a folder; name a file in it")
     given = input_path(config)
     if given is not None and any(path.exists() and path.samefile(given) for path in config.paths.of_one_run):
         raise ConfigError(

@@ -148,7 +148,7 @@ def test_an_input_without_rows_leaves_empty_files(collect: Collect) -> None:
     done = collect()
 
     assert done.exit_code == 0
-    assert "Nothing to do: the input has no rows." in done.stdout
+    assert "Nothing to do: there are no rows to roll out." in done.stdout
     assert [Path(name).read_text() for name in ("out.jsonl", "out_failures.jsonl", *PATHS[:1])] == ["", "", ""]
     assert "Aggregate metrics: None" in done.stdout
 

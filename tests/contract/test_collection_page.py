@@ -5,19 +5,21 @@ import re
 from pathlib import Path
 
 from nemo_gym.paths import PARENT_DIR
-from nemo_gym.rollouts.config import RolloutCollectionConfig
+from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutAggregationConfig, RolloutCollectionConfig
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.record import FailureClass
 from nemo_gym.rollouts.summary import RunSummary
+from nemo_gym.schemas.slurm_config import SlurmConfig
 
 PAGE = (PARENT_DIR / "docs" / "collecting-rollouts.md").read_text()
-OTHERS = {"config_paths", "global_aiohttp_client_request_debug", "json", "num_replicas"}
+COMMANDS = (RolloutCollectionConfig, E2ERolloutCollectionConfig, RolloutAggregationConfig, SlurmConfig)
+OTHERS = {"config_paths", "head_server", "global_aiohttp_client_request_debug", "json", "num_replicas"}
 
 
 def test_every_option_on_the_page_exists() -> None:
     named = set(re.findall(r"[^+]\+([a-z_]+)", PAGE))
 
-    assert named - set(RolloutCollectionConfig.model_fields) - OTHERS == set()
+    assert named - {field for command in COMMANDS for field in command.model_fields} - OTHERS == set()
 
 
 def test_every_failure_class_is_explained() -> None:

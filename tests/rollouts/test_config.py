@@ -55,6 +55,9 @@ def test_only_input_and_output_are_required() -> None:
         "retry_exhausted": False,
         "allow_changed_config": False,
         "prompt_config": None,
+        "shard": None,
+        "shard_index": None,
+        "num_shards": None,
     }
 
 
