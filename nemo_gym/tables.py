@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nemo_gym.terminal import harmless
+from nemo_gym.terminal import harmless, print_line
 
 _WIDTH_WITHOUT_TERMINAL = 500
 
@@ -37,8 +37,3 @@ def print_table(table: Table) -> None:
         console.print(table)
     for line in printed.get().splitlines():
         print_line(line.rstrip())
-
-
-def print_line(text: str) -> None:
-    """Print one line of plain text to stdout."""
-    sys.stdout.write(f"{text}\n")
