@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from nemo_gym.errors import GymError
 from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, ServerUnreachableError
+from nemo_gym.http.openai_client import JsonObject
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
@@ -76,12 +77,22 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
         RuntimeError: it is something else.
     """
     try:
-        return answer_type.model_validate(answer)
+        return _validated(answer_type, answer)
     except ValidationError as error:
         raise RuntimeError(
             f"The model endpoint {settings.base_url} answered with something that is no "
             f"{answer_type.__name__}; check {settings.base_url_key}. What is wrong with it: {error}"
         ) from error
+
+
+def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
+    if isinstance(answer, JsonObject):
+        try:
+            return answer_type.model_validate_json(answer.raw)
+        except ValidationError as error:
+            if error.errors()[0]["type"] != "json_invalid":  # lone surrogates, which our own reader lets pass
+                raise
+    return answer_type.model_validate(answer)
 
 
 def explained_error(error: GymError, settings: EndpointSettings) -> GymError | None:

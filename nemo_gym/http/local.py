@@ -139,10 +139,21 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
 async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
     """The result of `work`, which goes on to its end even if nobody waits for it any more."""
     task = _spawn(work)
-    async with asyncio.timeout(timeout_s):
-        ended = asyncio.get_running_loop().create_future()
-        task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def note_end(_: object = None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    timer = loop.call_later(timeout_s, note_end)
+    task.add_done_callback(note_end)
+    try:
         await ended
+    finally:
+        timer.cancel()
+    if not task.done():
+        raise TimeoutError
     if task.cancelled():
         raise aiohttp.ServerDisconnectedError
     return task.result()

@@ -9,7 +9,9 @@ else, such as a wrong key or an unknown model, is raised at once with status and
 import asyncio
 import math
 import time
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from aiohttp import ClientTimeout
@@ -34,6 +36,14 @@ RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
 RETRY_ERROR_CODES = [*RATE_LIMIT_ERROR_CODES, 500]
 MAX_NUM_TRIES = 3
 """Tries that may end in status 500."""
+
+
+class JsonObject(dict[str, Any]):
+    """An answer of an endpoint, with the bytes it was read from for those who pass it on."""
+
+    def __init__(self, content: Mapping[str, Any], raw: bytes) -> None:
+        super().__init__(content)
+        self.raw = raw
 
 
 class NeMoGymAsyncOpenAI(BaseModel):
@@ -79,9 +89,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
         settings = current_settings()
         tries = Tries(settings.retry_model_calls)
         kwargs = {
-            "timeout": ClientTimeout(
-                total=settings.model_total_timeout_s, sock_connect=settings.http_connect_timeout_s
-            ),
+            "timeout": _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s),
             **({"params": self.default_query} if self.default_query else {}),
             **with_json_body({**kwargs, "headers": {**self.default_headers, **self.auth_headers()}}),
         }
@@ -90,7 +98,8 @@ class NeMoGymAsyncOpenAI(BaseModel):
         while True:
             pause_s: float | None
             try:
-                return await _attempt(call, kwargs)
+                answer: dict[str, Any] = await _attempt(call, kwargs)
+                return answer
             except ServerResponseError as error:
                 server_errors += error.status == 500
                 pause_s = tries.pause_after_failure(retry_after_s(error.headers))
@@ -108,14 +117,19 @@ class NeMoGymAsyncOpenAI(BaseModel):
             await asyncio.sleep(pause_s)
 
 
-async def _attempt(call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
+@lru_cache
+def _timeout(total_s: float, connect_s: float) -> ClientTimeout:
+    return ClientTimeout(total=total_s, sock_connect=connect_s)
+
+
+async def _attempt(call: Call, kwargs: dict[str, Any]) -> Any:
     client = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)()
     async with client.request(method=call.method, url=call.url, **kwargs) as response:
         body = await response.read()
         if not response.ok:
             raise response_error(response, body)
-        answer: dict[str, Any] = parse_json(body, response)
-        return answer
+        content = parse_json(body, response)
+        return JsonObject(content, body) if isinstance(content, dict) else content
 
 
 def retry_after_s(headers: Any, now_s: float | None = None) -> float:

@@ -17,8 +17,8 @@ from nemo_gym.config.trees import children
 from nemo_gym.errors import GymError, ServerRefNotFoundError
 from nemo_gym.http.addresses import server_names
 from nemo_gym.http.server_client import ServerClient
-from nemo_gym.terminal import shown
 from nemo_gym.schemas.server_config import is_server_ref
+from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
 

@@ -28,11 +28,12 @@ from nemo_gym.server_utils import ClientResponse, raise_for_status
 from nemo_gym.servers.session_lifetime import END_SESSION_HEADER
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.trajectory import NO_ACTIONABLE_OUTPUT, Trajectory
-from responses_api_agents.simple_agent.verdicts import is_scored
+from responses_api_agents.simple_agent.verdicts import is_scored, with_response
 
 logger = logging.getLogger(__name__)
 
 END_SESSION_TIMEOUT_S = 5.0
+_VERIFY_HEADERS = {"content-type": "application/json", END_SESSION_HEADER: "true"}
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
@@ -191,8 +192,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
     async def _verify(self, row: SimpleAgentRunRequest, response: NeMoGymResponse, cookies: Cookies) -> bytes:
         """The verdict as the environment wrote it."""
-        request = SimpleAgentVerifyRequest.model_construct(**{**dict(row), "response": response})
-        answer = await self._post_to_environment("/verify", cookies, json=request, headers={END_SESSION_HEADER: "true"})
+        answer = await self._post_to_environment(
+            "/verify", cookies, data=with_response(row, response), headers=_VERIFY_HEADERS
+        )
         await raise_for_status(answer)
         verdict = await answer.read()
         if not (stop_reason := _stop_reason(response)):

@@ -1,10 +1,18 @@
-"""Telling a verdict that can be passed on as it is from one that has to be looked at."""
+"""What goes to `/verify`, and what comes back: JSON that an agent passes on without taking it apart."""
 
 import orjson
+from pydantic import BaseModel
+
+from nemo_gym.http.request import json_bytes
+
+
+def with_response(row: BaseModel, response: BaseModel) -> bytes:
+    """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
+    return b"".join((json_bytes(row)[:-1], b',"response":', json_bytes(response), b"}"))
 
 
 def is_scored(verdict: bytes) -> bool:
-    """Whether this is a whole rollout with a number for its reward.
+    """Whether this is a whole rollout with a number for its reward, and so can be passed on as it is.
 
     Environments of this toolkit write nothing else, but for the `"NaN"` of a judge that failed.
     """

@@ -7,12 +7,15 @@ wrong key, comes back as one sentence that names the endpoint and the setting.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
+from fastapi import Response
 from pydantic import BaseModel, Field, PrivateAttr
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
 from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
+from nemo_gym.http.openai_client import JsonObject
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -61,11 +64,23 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:  # type: ignore[override]
         """Answer through the endpoint's `/responses`."""
+        response, _ = await self._answered(body)
+        return response
+
+    def responses_handler(self) -> Callable[..., Awaitable[Any]]:
+        """Pass answers on as they came, unless a subclass does something with them."""
+        return self._responses_route if type(self).responses is OpenAIModel.responses else self.responses
+
+    async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
+        response, answer = await self._answered(body)
+        return Response(answer.raw, media_type="application/json") if isinstance(answer, JsonObject) else response
+
+    async def _answered(self, body: NeMoGymResponseCreateParamsNonStreaming) -> tuple[NeMoGymResponse, dict[str, Any]]:
         request = self._request(body)
         if self.config.drop_input_reasoning_items and isinstance(request["input"], list):
             request["input"] = [item for item in request["input"] if item.get("type") != "reasoning"]
         answer = await self._ask(self._client.create_response, request)
-        return validated_answer(NeMoGymResponse, answer, self._settings)
+        return validated_answer(NeMoGymResponse, answer, self._settings), answer
 
     async def chat_completions(  # type: ignore[override]
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming
@@ -84,7 +99,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
             async with self._slots:
                 return await call(**request)
 
-    @property
+    @cached_property
     def _settings(self) -> EndpointSettings:
         return EndpointSettings(self.config.name, self.config.openai_base_url, self.config.openai_model)
 

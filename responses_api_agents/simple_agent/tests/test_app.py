@@ -271,8 +271,8 @@ def test_a_rollout_is_seeded_answered_and_verified_in_one_session() -> None:
     seed, _, verify = calls_of(agent)
     assert seed.kwargs["json"].model_dump(exclude_unset=True)["expected"] == 4
     assert verify.kwargs["cookies"] == {"session": "s"}
-    assert verify.kwargs["headers"] == {"x-nemo-gym-end-session": "true"}
-    sent = verify.kwargs["json"].model_dump(exclude_unset=True)
+    assert verify.kwargs["headers"]["x-nemo-gym-end-session"] == "true"
+    sent = json.loads(verify.kwargs["data"])
     assert (sent["expected"], sent["uuid"], sent["response"]["id"]) == (4, None, "resp_1")
     assert sent["responses_create_params"] == {"input": "hello"}
     assert (result["reward"], result["accuracy"], result["expected"]) == (1.0, True, 4)
