@@ -171,9 +171,9 @@ class Command(Generic[ConfigT]):
     def _call_main(self, config: ConfigT) -> Any:
         if not inspect.iscoroutinefunction(self.main):
             return self.main(config)
-        import asyncio
+        from nemo_gym import event_loop
 
-        return asyncio.run(self.main(config))
+        return event_loop.run(self.main(config))
 
 
 def _report(error: GymError, exit_code: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gym import event_loop
 from nemo_gym.cli.run_helper import RunHelper
 from nemo_gym.cli.signals import stopping_on_signals
 from nemo_gym.errors import ConfigError
@@ -63,7 +64,7 @@ def run_end_to_end(
         logger.info("Prepared data sets: %s", config.prepared_dirpath)
         logger.info("Rows of this run: %s", rows)
         logger.info("Rollouts: %s", config.paths.rollouts)
-        return asyncio.run(session.collect(config.for_rows_in(rows), command))
+        return event_loop.run(session.collect(config.for_rows_in(rows), command))
 
 
 def prepare_rows(config: E2ERolloutCollectionConfig, global_config: DictConfig) -> Path:

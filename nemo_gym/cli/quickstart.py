@@ -3,9 +3,9 @@
 `make quickstart` runs it. No key, no network: everything a real run does, on this machine alone.
 """
 
-import asyncio
 import sys
 
+from nemo_gym import event_loop
 from nemo_gym.cli.results import print_summary
 from nemo_gym.cli.run_helper import RunHelper
 from nemo_gym.errors import GymError
@@ -35,7 +35,7 @@ def main() -> int:
     try:
         helper.start(GlobalConfigDictParserConfig(initial_global_config_dict=base, skip_load_from_dotenv=True))
         try:
-            summary = asyncio.run(RolloutCollectionHelper().collect(RolloutCollectionConfig.model_validate(COLLECT)))
+            summary = event_loop.run(RolloutCollectionHelper().collect(RolloutCollectionConfig.model_validate(COLLECT)))
         finally:
             helper.shutdown()
     except GymError as error:

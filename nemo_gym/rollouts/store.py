@@ -105,6 +105,7 @@ class _AppendFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._name = str(path)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._identity = os.fstat(self._descriptor)
         self._end = os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -131,7 +132,7 @@ class _AppendFile:
             StoreError: the file is no longer where it was.
         """
         try:
-            if os.path.samestat(self._path.stat(), self._identity):
+            if os.path.samestat(os.stat(self._name), self._identity):  # noqa: PTH116 - for every rollout, and three times as fast
                 return
         except OSError:
             pass

@@ -24,6 +24,7 @@ from typing import IO, Any
 import uvicorn
 from fastapi import FastAPI
 
+from nemo_gym import event_loop
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParser, get_global_config_dict
 from nemo_gym.http.addresses import Address
@@ -104,17 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if str(root) not in sys.path:
             sys.path.append(str(root))
     with os.fdopen(given.events_fd, "w") as stream:
-        return _new_runner(_host(given.names, given.replica, Events(stream)))
-
-
-def _new_runner(work: Any) -> int:
-    """Run on uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return int(asyncio.run(work))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return int(runner.run(work))
+        return event_loop.run(_host(given.names, given.replica, Events(stream)))
 
 
 async def _host(names: list[str], replica: int, events: Events) -> int:
