@@ -26,8 +26,8 @@ def exchanges(path: Path) -> list[Exchange]:
     return found
 
 
-def echo_app(answers: list[Any]) -> Any:
-    """An ASGI app that parses each request and writes the answer that belongs to its path."""
+def echo_app(answers: list[Any], delay_s: float) -> Any:
+    """An ASGI app that parses each request and writes the answer of its path, the model's after a while."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -38,6 +38,8 @@ def echo_app(answers: list[Any]) -> Any:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         orjson.loads(body)
+        if delay_s and scope["path"] != "/0":
+            await asyncio.sleep(delay_s)
         answer = orjson.dumps(answers[int(scope["path"][1:])])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -46,10 +48,10 @@ def echo_app(answers: list[Any]) -> Any:
     return app
 
 
-async def serve(bodies: Path) -> None:
+async def serve(bodies: Path, delay_s: float) -> None:
     """Print the port, and answer until standard input closes."""
     config = uvicorn.Config(
-        echo_app([answer for _, answer in exchanges(bodies)]),
+        echo_app([answer for _, answer in exchanges(bodies)], delay_s),
         port=0,
         log_level="warning",
         access_log=False,
@@ -98,10 +100,11 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("serve", "drive"))
     parser.add_argument("bodies", type=Path)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--rollouts", type=int)
     parser.add_argument("--in-flight", type=int)
     given = parser.parse_args()
     if given.what == "serve":
-        uvloop.run(serve(given.bodies))
+        uvloop.run(serve(given.bodies, given.delay))
     else:
         uvloop.run(drive(given.port, given.bodies, given.rollouts, given.in_flight))

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ CONFIGS = (
     "+config_paths=[resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml,"
     "responses_api_models/openai_model/configs/openai_model.yaml]"
 )
+INPUT = "resources_servers/example_single_tool_call/data/example.jsonl"
+ROWS = 5
+"""Rows of it."""
 START_TIMEOUT_S = 60
 _ENVIRONMENT = {**os.environ, "NO_COLOR": "1"}
 
@@ -64,7 +68,12 @@ def servers(folder: Path, endpoint_port: int, *options: str) -> Iterator[psutil.
 
 def head_port(folder: Path) -> int:
     """One port per run, the same for its servers and its collector."""
-    return 20_000 + hash(folder) % 10_000
+    path = folder / "head_port"
+    if not path.exists():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            path.write_text(str(free.getsockname()[1]))
+    return int(path.read_text())
 
 
 def collect(folder: Path, output: str, in_flight: int, repeats: int, *options: str) -> list[str]:
@@ -72,7 +81,7 @@ def collect(folder: Path, output: str, in_flight: int, repeats: int, *options: s
     return [
         str(BIN / "ng_collect_rollouts"),
         "+agent_name=example_single_tool_call_simple_agent",
-        f"+input_jsonl_fpath={ROOT / 'resources_servers/example_single_tool_call/data/example.jsonl'}",
+        f"+input_jsonl_fpath={ROOT / INPUT}",
         f"+output_jsonl_fpath={folder / output}",
         f"+num_samples_in_parallel={in_flight}",
         f"+num_repeats={repeats}",

@@ -1,0 +1,102 @@
+"""`python -m tests.perf.side_by_side`: measure floor and product, print the findings, write docs/performance.*."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.perf.side_by_side import files, latency, processes, report, start_up, throughput
+from tests.perf.side_by_side.targets import Findings, Load
+
+LOADS = [
+    # in flight, model ms, replicas, rollouts
+    (1, 0, 1, 300),
+    (64, 0, 1, 3000),
+    (256, 0, 1, 3000),
+    (1024, 0, 1, 4000),
+    (64, 0, 2, 3000),
+    (1024, 0, 2, 4000),
+    (1, 200, 1, 12),
+    (64, 200, 1, 900),
+    (256, 200, 1, 3000),
+    (1024, 200, 1, 6000),
+]
+LARGE = [(64, 0, 1, 600)]
+LARGE_BYTES = 100_000
+
+
+def measure_load(
+    folder: Path, bodies: Path, load: tuple[int, int, int, int], scale: float, extra_bytes: int = 0
+) -> Load:
+    """Floor and product, one after the other."""
+    in_flight, delay_ms, replicas, rollouts = load
+    rollouts = max(10, int(rollouts * scale))
+    floor = throughput.measure_floor(bodies, rollouts, in_flight, delay_ms / 1000)
+    endpoint_options = ("--delay", str(delay_ms / 1000), "--extra-bytes", str(extra_bytes))
+    with (
+        processes.helper("endpoint.py", *endpoint_options) as (endpoint, port),
+        processes.servers(folder, port, f"+num_replicas={replicas}") as launcher,
+    ):
+        ours = throughput.measure_product(folder, launcher, endpoint, in_flight, rollouts)
+    found = Load(
+        in_flight,
+        delay_ms,
+        replicas,
+        floor.per_second,
+        ours.per_second,
+        floor.cpu_ms,
+        ours.cpu_ms,
+        1000 * ours.endpoint_cpu_s / ours.rollouts,
+    )
+    print(
+        f"{in_flight:5} in flight, {delay_ms:3} ms, {replicas} replicas: {found.per_s:6.0f}/s (floor "
+        f"{found.floor_per_s:6.0f}/s), CPU {found.cpu_ms:.2f} ms (floor {found.floor_cpu_ms:.2f}): "
+        f"{found.cpu_ratio:.2f} x; client {1000 * ours.client_cpu_s / ours.rollouts:.2f}, "
+        f"servers {1000 * ours.server_cpu_s / ours.rollouts:.2f}, endpoint {found.endpoint_cpu_ms:.3f}",
+        flush=True,
+    )
+    return found
+
+
+def measure(folder: Path, scale: float) -> Findings:
+    """Everything, in an order that leaves the machine alone between parts."""
+    findings = Findings()
+    bodies = throughput.bodies_of_one_rollout(folder)
+    findings.loads = [measure_load(folder, bodies, load, scale) for load in LOADS]
+    large = throughput.bodies_of_one_rollout(folder, LARGE_BYTES)
+    findings.large = [measure_load(folder, large, load, scale, LARGE_BYTES) for load in LARGE]
+    findings.endpoint_per_s = throughput.endpoint_capacity()
+    with processes.helper("endpoint.py", "--delay", "0.2") as (_, port), processes.servers(folder, port):
+        for in_flight in (64, 256):
+            findings.added_ms[in_flight] = latency.added_ms(folder, 0.2, in_flight, int(20 * in_flight * scale) + 128)
+            print(f"added to a rollout at {in_flight} in flight: {findings.added_ms[in_flight]:.1f} ms", flush=True)
+    with processes.helper("endpoint.py", "--delay", "3") as (_, port), processes.servers(folder, port) as launcher:
+        findings.kb_in_flight = latency.kb_per_rollout_in_flight(folder, launcher, 1024)
+        print(f"memory per rollout in flight: {findings.kb_in_flight:.0f} KB", flush=True)
+    with processes.helper("endpoint.py") as (_, port):
+        findings.start_up = start_up.measure(folder, port)
+    findings.files = files.measure_all(folder / "files")
+    return findings
+
+
+def main() -> int:
+    """Measure, show, and say with the exit code whether every target is met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="rollouts per measurement, as a multiple")
+    parser.add_argument("--dry", action="store_true", help="do not write docs/performance.*")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="nemo_gym_bench_") as folder:
+        try:
+            findings = measure(Path(folder), given.scale)
+        except subprocess.CalledProcessError as error:
+            sys.stderr.write(f"{error}\n{error.stderr!r}\n")
+            return 1
+    print(report.tables(findings))
+    if not given.dry:
+        report.publish(findings)
+    return 0 if all(is_met for *_, is_met in findings.verdicts()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Expansion, resume and merge: CPU against one orjson pass over the same bytes, and how it grows with size."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from nemo_gym.rollouts.config import RolloutCollectionConfig
+from nemo_gym.rollouts.run import check_input, open_run
+from nemo_gym.rollouts.shard_index import ShardIndex
+from nemo_gym.rollouts.shard_merge import settle_duplicates, write_merged
+
+ROUNDS = 3
+TEXT = "The quick brown fox jumps over the lazy dog and thinks about it. " * 26
+AGENT = {"type": "responses_api_agents", "name": "agent"}
+
+
+@dataclass
+class Cost:
+    """What a step costs at two sizes."""
+
+    name: str
+    sizes: tuple[int, int]
+    cpu_s: tuple[float, float]
+    pass_s: float
+    """One orjson pass over the bytes of the larger size."""
+
+    @property
+    def ratio(self) -> float:
+        """CPU of the larger size over one pass."""
+        return self.cpu_s[1] / self.pass_s
+
+    @property
+    def exponent(self) -> float:
+        """1 when it grows as its input does."""
+        return math.log(self.cpu_s[1] / self.cpu_s[0]) / math.log(self.sizes[1] / self.sizes[0])
+
+
+def measure_all(folder: Path) -> list[Cost]:
+    """Expansion of 10,000 rows x 16, resume over 100,000 finished rollouts, merge of 100,000 records."""
+    return [
+        _cost("expand rows x 16", (2_500, 10_000), folder / "expand", _prepare_rows, _expand),
+        _cost("resume over finished rollouts", (25_000, 100_000), folder / "resume", _prepare_finished, _resume),
+        _cost("merge records", (25_000, 100_000), folder / "merge", _prepare_shards, _merge),
+    ]
+
+
+Prepare = Callable[[Path, int], list[Path]]
+
+
+def _cost(name: str, sizes: tuple[int, int], folder: Path, prepare: Prepare, step: Callable[[Path], None]) -> Cost:
+    cpu = []
+    bare = 0.0
+    for size in sizes:
+        place = folder / str(size)
+        place.mkdir(parents=True)
+        read = prepare(place, size)
+        cpu.append(min(_cpu_s(lambda place=place: step(place)) for _ in range(ROUNDS)))  # type: ignore[misc]
+        # What is read may be made by the step itself (materialized rows), so the pass comes last.
+        bare = min(_cpu_s(lambda read=read: _one_pass(read)) for _ in range(ROUNDS))  # type: ignore[misc]
+    return Cost(name, sizes, (cpu[0], cpu[1]), bare)
+
+
+def _cpu_s(step: Callable[[], None]) -> float:
+    before = time.process_time()
+    step()
+    return time.process_time() - before
+
+
+def _one_pass(paths: list[Path]) -> None:
+    for path in paths:
+        with path.open("rb") as file:
+            for line in file:
+                orjson.loads(line)
+
+
+def _row(task: int) -> dict[str, object]:
+    return {"responses_create_params": {"input": [{"role": "user", "content": TEXT[:500]}]}, "id": f"task-{task}"}
+
+
+def _record(task: int, rollout: int) -> dict[str, object]:
+    return {
+        **_row(task),
+        "response": {"id": "resp", "output": [{"type": "message", "content": TEXT}], "usage": {"total_tokens": 100}},
+        "reward": float((task + rollout) % 2),
+        "agent_ref": AGENT,
+        "_ng_task_index": task,
+        "_ng_rollout_index": rollout,
+    }
+
+
+def _write(path: Path, values: "list[dict[str, object]]") -> Path:
+    path.write_bytes(b"".join(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE) for value in values))
+    return path
+
+
+def _config(folder: Path, **options: object) -> RolloutCollectionConfig:
+    return RolloutCollectionConfig.model_validate(
+        {
+            "agent_name": "agent",
+            "input_jsonl_fpath": str(folder / "in.jsonl"),
+            "output_jsonl_fpath": str(folder / "out.jsonl"),
+            **options,
+        }
+    )
+
+
+def _prepare_rows(folder: Path, size: int) -> list[Path]:
+    _write(folder / "in.jsonl", [_row(task) for task in range(size)])
+    return [folder / "out_materialized_inputs.jsonl"]
+
+
+def _expand(folder: Path) -> None:
+    config = _config(folder, num_repeats=16)
+    with open_run(config, None, check_input(config)) as run:
+        run.plan()
+
+
+def _prepare_finished(folder: Path, size: int) -> list[Path]:
+    tasks = size // 16
+    _write(folder / "in.jsonl", [_row(task) for task in range(tasks)])
+    config = _config(folder, num_repeats=16)
+    with open_run(config, None, check_input(config)):
+        pass
+    records = [_record(task, rollout) for task in range(tasks) for rollout in range(16)]
+    return [_write(folder / "out.jsonl", records[:-10]), folder / "out_materialized_inputs.jsonl"]
+
+
+def _resume(folder: Path) -> None:
+    config = _config(folder, num_repeats=16, resume_from_cache=True)
+    with open_run(config, None, check_input(config)) as run:
+        assert run.plan().owed == 10
+
+
+def _prepare_shards(folder: Path, size: int) -> list[Path]:
+    tasks = size // 16
+    paths = []
+    for shard in range(4):
+        mine = range(shard, tasks, 4)
+        records = [_record(task, rollout) for task in mine for rollout in range(16)]
+        paths.append(_write(folder / f"shard-{shard}.jsonl", records))
+    return paths
+
+
+def _merge(folder: Path) -> None:
+    index = ShardIndex(sorted(folder.glob("shard-*.jsonl")))
+    index.read()
+    write_merged(index, settle_duplicates(index, "error").order, folder / "merged.jsonl")

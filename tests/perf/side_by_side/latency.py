@@ -1,0 +1,77 @@
+"""What the product adds to a rollout whose model takes its time, and what a rollout in flight occupies."""
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import orjson
+import psutil
+import uvloop
+
+from tests.perf.side_by_side import processes
+
+MODEL_CALLS = 2
+
+
+def added_ms(folder: Path, delay_s: float, in_flight: int, rollouts: int) -> float:
+    """Median time of `/run` beyond what the model took, in milliseconds."""
+    row = orjson.loads((processes.ROOT / processes.INPUT).read_bytes().splitlines()[0])
+    url = f"http://127.0.0.1:{agent_port(folder)}/run"
+    took = uvloop.run(_drive(url, orjson.dumps(row), in_flight, rollouts))
+    return 1000 * (statistics.median(took) - MODEL_CALLS * delay_s)
+
+
+async def _drive(url: str, body: bytes, in_flight: int, rollouts: int) -> list[float]:
+    waiting, took = iter(range(rollouts)), []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+
+        async def play(number: int) -> None:
+            await asyncio.sleep(0.4 * number / in_flight)  # arrivals spread, as they are once a run goes on
+            for turn in waiting:
+                began = time.perf_counter()
+                headers = {"content-type": "application/json"}
+                async with session.post(url, data=body, headers=headers) as response:
+                    await response.read()
+                    response.raise_for_status()
+                if turn >= in_flight:  # the first ones open connections
+                    took.append(time.perf_counter() - began)
+
+        await asyncio.gather(*(play(number) for number in range(in_flight)))
+    return took
+
+
+def agent_port(folder: Path) -> int:
+    """The port of the agent, as the head server knows it."""
+    url = f"http://127.0.0.1:{processes.head_port(folder)}/server_instances"
+    script = f"import urllib.request; print(urllib.request.urlopen({url!r}).read().decode())"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    found = [item for item in orjson.loads(done.stdout) if "agent" in item["process_name"]]
+    return int(found[0]["port"])
+
+
+def kb_per_rollout_in_flight(folder: Path, launcher: psutil.Process, in_flight: int) -> float:
+    """Memory of all processes with that many rollouts waiting for a slow model, less idle, per rollout."""
+    servers = processes.family(launcher)
+    warm = processes.collect(folder, "warm.jsonl", 1, 1)
+    subprocess.run(warm, cwd=folder, check=True, capture_output=True, timeout=120)
+    alone = _collector_peak_mb(folder, servers, 1)
+    many = _collector_peak_mb(folder, servers, in_flight)
+    return 1000 * (many - alone) / (in_flight - 1)
+
+
+def _collector_peak_mb(folder: Path, servers: list[psutil.Process], in_flight: int) -> float:
+    repeats = -(-in_flight // processes.ROWS)
+    command = processes.collect(folder, f"memory-{in_flight}-{time.monotonic_ns()}.jsonl", in_flight, repeats)
+    quiet = subprocess.DEVNULL
+    most = 0.0
+    with subprocess.Popen(command, cwd=folder, stdout=quiet, stderr=quiet) as process:
+        collector = psutil.Process(process.pid)
+        while process.poll() is None:
+            most = max(most, processes.memory_mb([*servers, collector]))
+            time.sleep(0.1)
+    return most

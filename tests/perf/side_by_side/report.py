@@ -1,0 +1,89 @@
+"""The findings as a page: tables for people, a plot, and JSON for programs."""
+
+from pathlib import Path
+
+import orjson
+
+from tests.perf.side_by_side.processes import ROOT
+from tests.perf.side_by_side.targets import Findings, Load
+
+PAGE = ROOT / "docs" / "performance.md"
+PLOT = ROOT / "docs" / "performance.png"
+DATA = ROOT / "docs" / "performance.json"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def publish(findings: Findings) -> None:
+    """Write page, plot and data."""
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{tables(findings)}{END}{after}")
+    DATA.write_bytes(orjson.dumps(findings.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS) + b"\n")
+    plot(findings, PLOT)
+
+
+def tables(findings: Findings) -> str:
+    """All tables, as Markdown."""
+    parts = [
+        _table(
+            ["target", "found", ""],
+            [(name, found, "met" if ok else "missed") for name, found, ok in findings.verdicts()],
+        ),
+        _loads(findings.loads),
+        "Rollouts of 100 KB:\n\n" + _loads(findings.large),
+        f"The endpoint alone answers {findings.endpoint_per_s:,.0f} requests/s on one core; the fastest product run "
+        f"asked it {2 * max(load.per_s for load in findings.loads):,.0f} times a second.\n",
+        _table(["waiting and memory", ""], [(name, f"{value:.2f}") for name, value in findings.start_up.items()]),
+    ]
+    return "\n".join(["", *parts])
+
+
+def _loads(loads: list[Load]) -> str:
+    heads = ["in flight", "model ms", "replicas", "floor/s", "ours/s", "floor CPU ms", "our CPU ms", "CPU ratio"]
+    rows = [
+        (
+            str(load.in_flight),
+            str(load.delay_ms),
+            str(load.replicas),
+            f"{load.floor_per_s:.0f}",
+            f"{load.per_s:.0f}",
+            f"{load.floor_cpu_ms:.2f}",
+            f"{load.cpu_ms:.2f}",
+            f"{load.cpu_ratio:.2f}",
+        )
+        for load in loads
+    ]
+    return _table(heads, rows)
+
+
+def _table(heads: list[str], rows: "list[tuple[str, ...]]") -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def plot(findings: Findings, path: Path) -> None:
+    """Rollouts per second and CPU per rollout against rollouts in flight."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, (rate, cpu) = plt.subplots(1, 2, figsize=(11, 4.2))
+    for delay_ms in sorted({load.delay_ms for load in findings.loads}):
+        loads = [load for load in findings.loads if load.delay_ms == delay_ms and load.replicas == 1]
+        x = [load.in_flight for load in loads]
+        rate.plot(x, [load.floor_per_s for load in loads], "--o", label=f"three bare round trips, {delay_ms} ms")
+        rate.plot(x, [load.per_s for load in loads], "-o", label=f"rollouts, {delay_ms} ms")
+        cpu.plot(x, [load.floor_cpu_ms for load in loads], "--o", label=f"three bare round trips, {delay_ms} ms")
+        cpu.plot(x, [load.cpu_ms for load in loads], "-o", label=f"rollouts, {delay_ms} ms")
+    for axes, title in ((rate, "per second"), (cpu, "CPU ms each")):
+        axes.set(xscale="log", xlabel="in flight", title=title)
+        axes.set_xticks([load.in_flight for load in findings.loads if load.delay_ms == 0 and load.replicas == 1])
+        axes.get_xaxis().set_major_formatter(mpl.ticker.ScalarFormatter())
+        axes.grid(alpha=0.3)
+    rate.set_yscale("log")
+    cpu.set_ylim(bottom=0)
+    cpu.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
