@@ -70,6 +70,7 @@ check: lint types imports ## what CI runs: lint, types, import contract, every t
 
 bench: dev ## ratios of what we cost to what the work itself costs
 	$(BIN)/python -m pytest -q -s tests/perf
+	$(BIN)/python -m tests.perf.side_by_side
 
 clean:
 	rm -rf $(VENV) $(RL_VENV) dist build

@@ -125,7 +125,7 @@ async def _play(
         for instance in instances:
             # Not through the config: there, `${` in a text would be an interpolation.
             script = {"script": scripts[instance.name]} if instance.name in scripts else {}
-            server = _server(instance, client, script)
+            server = build_server(instance, client, script)
             app = server.complete_app()
             await running.enter_async_context(app.router.lifespan_context(app))
             address = Address(server.config.host, server.config.port)
@@ -134,7 +134,8 @@ async def _play(
         return list(await asyncio.gather(*(_rollout(client, row, agent, agents) for row in rows)))
 
 
-def _server(instance: ServerInstanceConfig, client: ServerClient, settings: Mapping[str, Any]) -> SimpleServer:
+def build_server(instance: ServerInstanceConfig, client: ServerClient, settings: Mapping[str, Any]) -> SimpleServer:
+    """The server of an instance, with `settings` over those of its config."""
     stem = Path(instance.get_inner_run_server_config().entrypoint).with_suffix("")
     module = f"{instance.SERVER_TYPE}.{instance.implementation}.{'.'.join(stem.parts)}"
     server_class = one_server_class(importlib.import_module(module))

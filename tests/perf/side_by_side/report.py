@@ -1,5 +1,6 @@
 """The findings as a page: tables for people, a plot, and JSON for programs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
@@ -57,7 +58,7 @@ def _loads(loads: list[Load]) -> str:
     return _table(heads, rows)
 
 
-def _table(heads: list[str], rows: "list[tuple[str, ...]]") -> str:
+def _table(heads: list[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
