@@ -217,7 +217,7 @@ def test_a_user_in_the_address_is_sent_in_place_of_the_key_and_neither_shows_in_
         )
         with pytest.raises((ServerResponseError, ServerUnreachableError)) as raised:
             asyncio.run(client.create_response(model="m"))
-        return f"{raised.value} {raised.value!r} {raised.value.url}"
+        return f"{raised.value} {raised.value!r} {vars(raised.value)}"
 
     answered, unreachable = failure(stranger.port), failure(free_port)
 
