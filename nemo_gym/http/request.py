@@ -215,7 +215,7 @@ def parse_json(body: bytes, response: ClientResponse) -> Any:
     except orjson.JSONDecodeError as error:
         try:
             return stdlib_json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             body, url = without_sent_secrets(body, response), mask_url_passwords(str(response.url))
             raise MalformedResponseError(
                 f"{response.method} {url} answered {response.status} with a body that is not JSON: "
