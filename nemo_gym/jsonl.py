@@ -64,7 +64,10 @@ def parse(content: bytes) -> Any:
     except orjson.JSONDecodeError:
         if b"\\u" not in content:
             raise
+    try:
         return json.loads(content, parse_constant=_reject_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def parse_line(content: bytes | str, path: str | Path, number: int) -> Any:

@@ -45,7 +45,7 @@ class StatusCommand:
                 return []
             listed: list[dict[str, Any]] = json.loads(body) if status == 200 else []
             servers = [ServerInstanceDisplayConfig.model_validate(entry) for entry in listed]
-        except (OSError, http.client.HTTPException, ValidationError, ValueError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValidationError, ValueError, TypeError, RecursionError) as error:
             logger.warning(
                 "Could not connect to head server at %s (%s: %s). Start the servers with `ng_run`; if they run with "
                 "another address, name it with +head_server.host and +head_server.port",

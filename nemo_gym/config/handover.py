@@ -80,7 +80,7 @@ def _parse(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         try:
             loaded = json.loads(text)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             pass
         else:
             return dict(loaded)

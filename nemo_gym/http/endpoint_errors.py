@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from nemo_gym.config.secrets import mask_url_passwords
 from nemo_gym.errors import GymError
 from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, ServerUnreachableError
 from nemo_gym.http.openai_client import JsonObject
@@ -34,6 +35,11 @@ class EndpointSettings(NamedTuple):
     base_url_field: str = "openai_base_url"
     api_key_field: str = "openai_api_key"
     model_field: str = "openai_model"
+
+    @property
+    def shown_base_url(self) -> str:
+        """The address without a password it may hold."""
+        return mask_url_passwords(self.base_url)
 
     @property
     def base_url_key(self) -> str:
@@ -80,7 +86,7 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
         return _validated(answer_type, answer)
     except ValidationError as error:
         raise RuntimeError(
-            f"The model endpoint {settings.base_url} answered with something that is no "
+            f"The model endpoint {settings.shown_base_url} answered with something that is no "
             f"{answer_type.__name__}; check {settings.base_url_key}. What is wrong with it: {error}"
         ) from error
 
@@ -126,7 +132,7 @@ def _explained_answer(error: ServerResponseError, settings: EndpointSettings) ->
 def _explained_absence(error: ServerUnreachableError, settings: EndpointSettings) -> ServerUnreachableError:
     return ServerUnreachableError(
         f"{error.message}. This is the model endpoint of {settings.server_name}: start it, "
-        f"or correct {settings.base_url_key}, now {settings.base_url}",
+        f"or correct {settings.base_url_key}, now {settings.shown_base_url}",
         url=error.url,
         method=error.method,
         server_name=error.server_name,

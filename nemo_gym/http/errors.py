@@ -13,6 +13,7 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from nemo_gym.config.secrets import mask_url_passwords
 from nemo_gym.errors import ConfigError, GymError
 
 ERROR_STATUS_HEADER = "x-nemo-gym-error-status"
@@ -50,6 +51,7 @@ class ServerResponseError(GymError, aiohttp.ClientResponseError):
         attempts: int = 1,
         elapsed_s: float = 0.0,
     ) -> None:
+        url = mask_url_passwords(url)
         parsed = URL(url)
         # The headers of the request stay out of the error: they hold the API key.
         request_info = aiohttp.RequestInfo(parsed, method, CIMultiDictProxy(CIMultiDict()), parsed)

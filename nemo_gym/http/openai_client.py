@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import ClientTimeout
 from multidict import CIMultiDict
 from pydantic import BaseModel, Field
+from yarl import URL
 
 from nemo_gym.http.errors import ServerResponseError
 from nemo_gym.http.request import (
@@ -81,6 +82,12 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /tokenize`, which lives beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}/tokenize", {"json": body})
 
+    def _headers(self) -> CIMultiDict[str]:
+        headers = CIMultiDict({**self.default_headers, **self.auth_headers()})
+        if URL(self.base_url).raw_user is not None:  # for a proxy in front; only one of them can be sent
+            headers.popall("Authorization", None)
+        return headers
+
     @property
     def _root(self) -> str:
         return self.base_url.rstrip("/")
@@ -91,7 +98,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
         kwargs = {
             "timeout": _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s),
             **({"params": self.default_query} if self.default_query else {}),
-            **with_json_body({**kwargs, "headers": {**self.default_headers, **self.auth_headers()}}),
+            **with_json_body({**kwargs, "headers": self._headers()}),
         }
         call = Call(method, url, internal=self.internal, timeout_key="model_total_timeout_s")
         server_errors = 0
@@ -107,13 +114,13 @@ class NeMoGymAsyncOpenAI(BaseModel):
                 if pause_s is None or error.status not in RETRY_ERROR_CODES or server_errors >= MAX_NUM_TRIES:
                     raise
                 kind = "server_error" if error.status == 500 else "rate_limit"
-                tries.warn_of_first(f"{url} {error.status}", f"{kind}: {error}")
+                tries.warn_of_first(f"{call.shown_url} {error.status}", f"{kind}: {error}")
             except TRANSPORT_ERRORS as error:
                 pause_s = tries.pause_after_failure()
                 failure = call_failure(error, call, tries)
                 if pause_s is None or isinstance(error, NEVER_HEALS):
                     raise failure from error
-                tries.warn_of_first(url, str(failure))
+                tries.warn_of_first(call.shown_url, str(failure))
             await asyncio.sleep(pause_s)
 
 

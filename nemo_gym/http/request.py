@@ -20,6 +20,7 @@ from aiohttp import ClientResponse
 from multidict import CIMultiDict
 from pydantic import BaseModel
 
+from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
 from nemo_gym.http.errors import (
     MalformedResponseError,
     ServerCallError,
@@ -36,6 +37,7 @@ from nemo_gym.http.session import (
     get_global_aiohttp_client,
     is_global_aiohttp_client_request_debug_enabled,
 )
+from nemo_gym.keys import MASK
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, T
 
 JSON_CONTENT_TYPE = "application/json"
 _JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
+_SHORTEST_SECRET = 6
+"""What is shorter is no secret worth the name, and would turn up in any text."""
 
 
 class Call(NamedTuple):
@@ -55,6 +59,11 @@ class Call(NamedTuple):
     server_name: str | None = None
     internal: bool = False
     timeout_key: str = "http_total_timeout_s"
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without a password it may hold."""
+        return mask_url_passwords(self.url)
 
 
 async def request(method: str, url: str, _internal: bool = False, **kwargs: Any) -> ClientResponse:
@@ -88,14 +97,14 @@ async def send(
             if pause_s is None or not isinstance(failure, ServerUnreachableError) or isinstance(error, NEVER_HEALS):
                 raise failure from error
             not_sent()
-        tries.warn_of_first(url.partition("?")[0], str(failure))
+        tries.warn_of_first(mask_url_passwords(url.partition("?")[0]), str(failure))
         await asyncio.sleep(pause_s)
 
 
 def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:
     """What a caller is told about a call that ended in `error` instead of an answer."""
     cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    where = f"{call.method} {call.url} (tries: {tries.failures}, {tries.elapsed_s:.1f} s): {cause}"
+    where = f"{call.method} {call.shown_url} (tries: {tries.failures}, {tries.elapsed_s:.1f} s): {cause}"
     who = "the server" if call.server_name is None else f"server {call.server_name!r}"
     kind: type[ServerCallError]
     if isinstance(error, NOT_SENT):
@@ -114,7 +123,7 @@ def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallEr
         )
     return kind(
         message,
-        url=call.url,
+        url=call.shown_url,
         method=call.method,
         server_name=call.server_name,
         attempts=tries.failures,
@@ -166,7 +175,8 @@ async def raise_for_status(response: ClientResponse) -> None:
     except (aiohttp.ClientError, TimeoutError):
         content = b""
     if is_global_aiohttp_client_request_debug_enabled():
-        logger.info("%s: %s\nAnswer: %s", response.status, response.request_info, content.decode(errors="replace"))
+        url, said = mask_url_passwords(str(response.url)), without_sent_secrets(content, response)
+        logger.info("%s: %s %s\nAnswer: %s", response.status, response.method, url, said.decode(errors="replace"))
     raise response_error(response, content)
 
 
@@ -175,12 +185,21 @@ def response_error(response: ClientResponse, content: bytes, tries: Tries | None
     return ServerResponseError(
         str(response.url),
         response.status,
-        content,
+        without_sent_secrets(content, response),
         method=response.method,
         headers=response.headers.items(),
         attempts=1 if tries is None else tries.failures,
         elapsed_s=0.0 if tries is None else tries.elapsed_s,
     )
+
+
+def without_sent_secrets(body: bytes, response: ClientResponse) -> bytes:
+    """`body` with `****` for the keys and tokens of the request: some servers repeat what they refuse."""
+    for name, value in response.request_info.headers.items():
+        secret = value.partition(" ")[2] or value
+        if is_secret_key(name) and len(secret) >= _SHORTEST_SECRET:
+            body = body.replace(secret.encode(), MASK.encode())
+    return body
 
 
 async def get_response_json(response: ClientResponse) -> Any:
@@ -200,9 +219,10 @@ def parse_json(body: bytes, response: ClientResponse) -> Any:
     except orjson.JSONDecodeError as error:
         try:
             return stdlib_json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
+            body, url = without_sent_secrets(body, response), mask_url_passwords(str(response.url))
             raise MalformedResponseError(
-                f"{response.method} {response.url} answered {response.status} with a body that is not JSON: "
+                f"{response.method} {url} answered {response.status} with a body that is not JSON: "
                 f"{excerpt(body, 200)!r}. Check that the address is the one you mean; {error.msg}",
                 body,
                 error.pos,

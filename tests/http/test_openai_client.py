@@ -200,3 +200,30 @@ def test_an_endpoint_that_answers_with_a_web_page_is_named(peer: StartPeer, http
 )
 def test_retry_after_is_read_in_all_its_forms(headers: dict[str, str] | None, seconds: float) -> None:
     assert retry_after_s(headers, now_s=1_000_000) == seconds
+
+
+def test_a_user_in_the_address_is_sent_in_place_of_the_key_and_neither_shows_in_an_error(
+    peer: StartPeer, http_answer: Any, free_port: int, configure: Configure
+) -> None:
+    configure(model_retry_max_tries=1)
+    refused = "Basic bWU6aHVudGVyMg== is wrong, and so is header-key"
+    stranger = peer(lambda connection, _: connection.sendall(http_answer("403 No", refused.encode())))
+
+    def failure(port: int) -> str:
+        client = NeMoGymAsyncOpenAI(
+            base_url=f"http://me:hunter2@127.0.0.1:{port}/v1",
+            api_key="unused-key",
+            default_headers={"X-Api-Key": "header-key"},
+        )
+        with pytest.raises((ServerResponseError, ServerUnreachableError)) as raised:
+            asyncio.run(client.create_response(model="m"))
+        return f"{raised.value} {raised.value!r} {vars(raised.value)}"
+
+    answered, unreachable = failure(stranger.port), failure(free_port)
+
+    assert b"Authorization: Basic bWU6aHVudGVyMg==" in stranger.received[0]
+    assert b"unused-key" not in stranger.received[0]
+    assert "Basic **** is wrong, and so is ****" in answered
+    assert "me:****@127.0.0.1" in unreachable
+    for secret in ("hunter2", "bWU6aHVudGVyMg==", "header-key"):
+        assert secret not in answered + unreachable
