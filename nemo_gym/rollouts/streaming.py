@@ -96,6 +96,9 @@ async def conclude(run: Run, plan: Plan, ask: Ask, summary: RunSummary, tracker:
     except AggregationError as error:
         summary.metrics_problem = str(error)
         return
+    except OSError as error:
+        summary.metrics_problem = f"the rollouts cannot be read: {error}"
+        return
     if metrics is None:
         summary.stopped = Stop(StopKind.INTERRUPTED, "interrupted while the metrics were computed")
     elif metrics:
