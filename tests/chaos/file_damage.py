@@ -56,6 +56,7 @@ def _damaged(lab: Lab, choose: Callable[[RolloutPaths], Path]) -> Tally:
                 job.tally.injected -= 1
             collector.wait()
         _damage(job, path, damage)
+    job.is_complete = False
     return _sound(job, job.finish(_TRY_AGAIN))
 
 
@@ -104,4 +105,5 @@ def aggregate_metrics(lab: Lab) -> Tally:
         with job.collecting() as collector:
             job.expect(collector.wait() == EXIT_OK, collector.printed[-1000:])
         _damage(job, metrics, damage)
+    job.is_complete = False
     return _sound(job, job.finish())

@@ -1,6 +1,7 @@
 """With one component dead or silent, every command ends by itself within its bound and names the component."""
 
 import os
+import re
 import signal
 import time
 import traceback
@@ -19,8 +20,8 @@ from tests.chaos.processes import Command, HungError, program
 
 MAX_SILENCE_S = 3.0
 HEAD = "head server"
-_STARTING_UP_S = 15.0
-"""Python on a machine that others use, too."""
+_STARTING_UP_S = 45.0
+"""Several of our commands starting at once, on a machine that others use, too; far less than any real hang."""
 BOUNDS_S = {
     "collect": 2 * MAX_SILENCE_S + _STARTING_UP_S,  # once for the rollouts, once for their metrics
     "collect, begun then": 30.0 + _STARTING_UP_S,  # what a client gives a head server
@@ -100,17 +101,28 @@ def check_hanging(folder: Path, short: bool, add: Callable[[Any], None]) -> None
         lab.close()
 
 
-def _ended(component: str, state: str, command: str, running: Command, since_s: float) -> HangRow:
-    """Wait for a command within its bound."""
-    bound_s = BOUNDS_S[command]
+def _ended(component: str, state: str, running: dict[str, Command], since_s: float) -> list[HangRow]:
+    """Wait for commands, each within its bound."""
+    longest_s = max(BOUNDS_S[name] for name in running)
+    while time.monotonic() < since_s + longest_s and any(_running(running)):
+        time.sleep(0.05)
+    return [_row(component, state, name, it, since_s) for name, it in running.items()]
+
+
+def _running(commands: dict[str, Command]) -> list[bool]:
+    """Of each, so that the end of each is noticed when it comes."""
+    return [command.is_running for command in commands.values()]
+
+
+def _row(component: str, state: str, command: str, running: Command, since_s: float) -> HangRow:
     try:
-        code: int | None = running.wait(max(0.1, since_s + bound_s - time.monotonic()))
-        problem = "a traceback" if "Traceback" in running.printed else ""
+        code: int | None = running.wait(0.0)
+        problem = "a traceback" if re.search("^Traceback", running.printed, re.MULTILINE) else ""
     except HungError as error:
         code, problem = None, str(error)
-    is_named = component in running.printed
     must_name = command not in _KEEPS_NOBODY_WAITING and code != 0
-    return HangRow(component, state, command, time.monotonic() - since_s, code, must_name, is_named, problem)
+    took_s = (running.ended_s or time.monotonic()) - since_s
+    return HangRow(component, state, command, took_s, code, must_name, component in running.printed, problem)
 
 
 def _clients(fleet: Fleet, folder: Path, finished: Path) -> dict[str, Sequence[str]]:
@@ -125,7 +137,6 @@ def _clients(fleet: Fleet, folder: Path, finished: Path) -> dict[str, Sequence[s
             _SILENCE,
         ],
         "status": [program("ng_status"), head],
-        "validate": [program("ng_validate"), f"+config_paths=[{fleet.folder / 'servers.yaml'}]"],
     }
 
 
@@ -143,7 +154,7 @@ def _small_finished_run(lab: Lab, fleet: Fleet, name: str) -> Path:
 
 
 def _each_command(lab: Lab, fleet: Fleet, component: str, state: str, note: Add, finished: Path) -> None:
-    """Collect before, during and after; ask for metrics and status meanwhile."""
+    """A collector that is at work, and questions that are asked afterwards."""
     folder = lab.folder / f"{component}-{state}"
     job = Job(lab, fleet, rows=400, repeats=4, folder=folder, options=(_SILENCE,))
     with job.collecting() as collector:
@@ -153,8 +164,8 @@ def _each_command(lab: Lab, fleet: Fleet, component: str, state: str, note: Add,
         try:
             commands = _clients(fleet, folder, finished).items()
             clients = {name: Command(arguments, folder, name) for name, arguments in commands}
-            for name, running in {"collect": collector, **clients}.items():
-                note(_ended(component, state, name, running, since_s))
+            for row in _ended(component, state, {"collect": collector, **clients}, since_s):
+                note(row)
         finally:
             if state == "silent":
                 os.kill(pid, signal.SIGCONT)
@@ -169,15 +180,16 @@ def _silent_one_after_the_other(lab: Lab, note: Add, components: Sequence[str]) 
     since_s = time.monotonic()
     folder = lab.folder / "head-silent"
     begun = {**_clients(fleet, folder, finished), "collect, begun then": _collect_anew(fleet, finished)}
+    begun["validate"] = [program("ng_validate"), f"+config_paths=[{fleet.folder / 'servers.yaml'}]"]
     clients = {name: Command(arguments, folder, name.partition(",")[0]) for name, arguments in begun.items()}
-    for name, running in clients.items():
-        note(_ended(HEAD, "silent", name, running, since_s))
+    for row in _ended(HEAD, "silent", clients, since_s):
+        note(row)
     fleet.launcher.send(signal.SIGCONT)
     pids = fleet.pids()
     for component in components:
         os.kill(pids[component], signal.SIGSTOP)
     fleet.launcher.send(signal.SIGTERM)
-    row = _ended(components[-1], "silent", "shutdown", fleet.launcher, time.monotonic())
+    (row,) = _ended(components[-1], "silent", {"shutdown": fleet.launcher}, time.monotonic())
     row.must_name, row.component = True, " and ".join(components)
     note(row)
 
@@ -210,16 +222,17 @@ def _head_dead(lab: Lab, note: Add) -> None:
     head = f"+head_server.port={free_port()}"
     collect = [program("ng_collect_rollouts"), head, "+input_jsonl_fpath=in.jsonl", "+output_jsonl_fpath=out.jsonl"]
     since_s = time.monotonic()
-    note(_ended(HEAD, "dead", "collect, begun then", Command(collect, folder, "collect"), since_s))
-    since_s = time.monotonic()
-    note(_ended(HEAD, "dead", "status", Command([program("ng_status"), head], folder, "status"), since_s))
+    status = Command([program("ng_status"), head], folder, "status")
+    begun = {"collect, begun then": Command(collect, folder, "collect"), "status": status}
+    for row in _ended(HEAD, "dead", begun, since_s):
+        note(row)
 
 
 def _run_notices(lab: Lab, note: Add, component: str) -> None:
     fleet = Fleet(lab.folder / f"run-{component}", counter_config(alone=True))
     try:
         fleet.signal_server(component, signal.SIGKILL)
-        row = _ended(component, "dead", "run", fleet.launcher, time.monotonic())
+        (row,) = _ended(component, "dead", {"run": fleet.launcher}, time.monotonic())
         row.must_name = True
         note(row)
     finally:
@@ -239,7 +252,7 @@ def _e2e(lab: Lab, note: Add, component: str, state: str) -> None:
         running.wait_until(lambda: output.exists() and output.stat().st_size > 0)
         pids = Fleet.pids_at(port)
         os.kill(pids[component], _STATES[state])
-        row = _ended(component, state, "e2e", running, time.monotonic())
+        (row,) = _ended(component, state, {"e2e": running}, time.monotonic())
         row.must_name = True
         note(row)
     finally:

@@ -83,6 +83,8 @@ class Job:
         self.output = output or self.folder / "out.jsonl"
         self.expected: set[Key] = {(task, rollout) for task in range(rows) for rollout in range(repeats)}
         self.starts = 0
+        self.is_complete = False
+        """Whether the last collector said so."""
         self.tally = Tally()
         self.options = [
             f"+head_server.port={fleet.head_port}",
@@ -112,6 +114,7 @@ class Job:
             yield collector
         finally:
             collector.stop()
+            self.is_complete = collector.exit_code == EXIT_OK
             self.tally.longest_wait_s = max(self.tally.longest_wait_s, collector.longest_wait_s)
 
     def at_a_random_moment(self, collector: Collector, act: Callable[[], object], upto: float = 0.85) -> bool:
@@ -128,14 +131,12 @@ class Job:
 
     def finish(self, *options: str, **how: Any) -> Tally:
         """Resume until all is there, and count."""
-        codes = []
         for _ in range(MAX_RESUMES):
-            with self.collecting(*options, **how) as collector:
-                codes.append(collector.wait(BOUND_S))
-            if codes[-1] == EXIT_OK:
+            if self.is_complete:
                 break
-        if codes[-1] != EXIT_OK:
-            self.tally.problems.append(f"still incomplete after {codes}: {collector.printed[-2000:]}")
+            with self.collecting(*options, **how) as collector:
+                collector.wait(BOUND_S)
+        self.expect(self.is_complete, f"still incomplete after {self.starts} collectors")
         count(self.output, self.expected, self.tally)
         return self.tally
 

@@ -54,11 +54,21 @@ class Command:
                 preexec_fn=before,
             )
         self.pid = self._process.pid
+        self.ended_s = 0.0
+        """When it was first seen to have ended."""
 
     @property
     def is_running(self) -> bool:
         """Whether it has not ended."""
-        return self._process.poll() is None
+        if self._process.poll() is None:
+            return True
+        self.ended_s = self.ended_s or time.monotonic()
+        return False
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
 
     @property
     def printed(self) -> str:
