@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"what happened is in {folder}", file=sys.stderr)
     print(report.closing_line(), flush=True)
     if given.json:
+        Path(given.json).parent.mkdir(parents=True, exist_ok=True)
         Path(given.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
     if given.docs and report.is_good:
         write_docs(report)
