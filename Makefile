@@ -16,7 +16,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: help install dev quickstart test test-rl check lint types imports bench clean
+.PHONY: help install dev quickstart test test-rl check lint types imports bench chaos chaos-short clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -65,12 +65,19 @@ types: dev
 imports: dev
 	$(BIN)/lint-imports
 
-check: lint types imports ## what CI runs: lint, types, import contract, every test with a coverage floor
+check: lint types imports ## what CI runs: lint, types, import contract, every test with a coverage floor, some faults
 	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
+	$(MAKE) chaos-short
 
 bench: dev ## ratios of what we cost to what the work itself costs
 	$(BIN)/python -m pytest -q -s tests/perf
 	$(BIN)/python -m tests.perf.side_by_side
+
+chaos: dev ## faults, hanging servers, load: every promise put to the test; CHAOS_SEED=7 repeats a run
+	$(BIN)/python -m tests.chaos $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --docs --json results/chaos.json
+
+chaos-short: dev
+	$(BIN)/python -m tests.chaos --short $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 clean:
 	rm -rf $(VENV) $(RL_VENV) dist build

@@ -124,5 +124,5 @@ def read_manifest(path: Path) -> RunManifest | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        logger.warning("%s cannot be read and is left aside: %s", path, error.errors()[0]["msg"])
+        logger.warning("%s cannot be read: %s", path, error.errors()[0]["msg"])
         return None

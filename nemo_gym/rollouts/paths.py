@@ -61,6 +61,11 @@ class RolloutPaths:
         return self._sibling("_materialized_inputs.jsonl.corrupt")
 
     @property
+    def manifest_corrupt(self) -> Path:
+        """A manifest that could not be read and was replaced."""
+        return self._sibling("_manifest.json.corrupt")
+
+    @property
     def of_one_run(self) -> tuple[Path, ...]:
         """What makes up a run and moves with it."""
         return (
@@ -72,6 +77,7 @@ class RolloutPaths:
             self.rollouts_corrupt,
             self.failures_corrupt,
             self.materialized_inputs_corrupt,
+            self.manifest_corrupt,
         )
 
     def _sibling(self, ending: str) -> Path:

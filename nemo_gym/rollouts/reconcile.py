@@ -20,12 +20,15 @@ logger = logging.getLogger(__name__)
 def reconcile(config: RolloutCollectionConfig, facts: RunFacts) -> RunManifest | None:
     """Compare the run with its manifest, extend or complete its rows, and return the manifest brought up to date.
 
-    A run without a manifest is taken as it is.
+    A run without a manifest is taken as it is. When there is one that cannot be read, the rows are made again and
+    must come out as they were.
 
     Raises:
         RunChangedError: it would no longer be the same run.
     """
     manifest = read_manifest(config.paths.manifest)
+    if manifest is None and config.paths.manifest.exists() and input_path(config) is not None:
+        return _replace_manifest(config, facts)
     if manifest is None:
         _take_as_it_is(config)
         return None
@@ -82,6 +85,17 @@ def prompt_fingerprint(config: RolloutCollectionConfig) -> FileFingerprint | Non
         return None
     path = resolve_for_reading(config.prompt_config, Path.is_file)
     return fingerprint(path) if path.is_file() else None
+
+
+def _replace_manifest(config: RolloutCollectionConfig, facts: RunFacts) -> RunManifest:
+    paths, inputs = config.paths, InputRows(config)
+    expected = rewrite_rows(inputs, paths, must_keep=not config.allow_changed_config)
+    paths.manifest.replace(paths.manifest_corrupt)
+    logger.warning("%s is damaged: it is now %s, and is written anew", paths.manifest, paths.manifest_corrupt)
+    manifest = RunManifest(resumed_at=[now_text()])
+    describe_rows(manifest, config, expected, inputs)
+    manifest.describe(config, facts)
+    return manifest
 
 
 def _take_as_it_is(config: RolloutCollectionConfig) -> None:

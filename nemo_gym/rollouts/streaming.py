@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from nemo_gym.jsonl import iter_lines
 from nemo_gym.rollouts.aggregate import (
+    AgentMetrics,
     AgentRecords,
     AggregationError,
     Ask,
@@ -96,18 +97,25 @@ async def conclude(run: Run, plan: Plan, ask: Ask, summary: RunSummary, tracker:
     except AggregationError as error:
         summary.metrics_problem = str(error)
         return
+    except OSError as error:
+        summary.metrics_problem = f"the rollouts cannot be read: {error}"
+        return
     if metrics is None:
         summary.stopped = Stop(StopKind.INTERRUPTED, "interrupted while the metrics were computed")
     elif metrics:
-        summary.metrics = metrics
         if tracker is not None:
             tracker.log(values_for_tracking(metrics))
-        try:
-            write_metrics(metrics, summary.paths.aggregate_metrics)
-        except OSError as error:
-            summary.metrics_problem = f"they cannot be written: {error}"
-        else:
-            summary.metrics_path = summary.paths.aggregate_metrics
+        _keep(metrics, summary)
+
+
+def _keep(metrics: list[AgentMetrics], summary: RunSummary) -> None:
+    summary.metrics = metrics
+    try:
+        write_metrics(metrics, summary.paths.aggregate_metrics)
+    except OSError as error:
+        summary.metrics_problem = f"they cannot be written: {error}"
+    else:
+        summary.metrics_path = summary.paths.aggregate_metrics
 
 
 def lines_to_upload(paths: RolloutPaths) -> Iterable[bytes]:

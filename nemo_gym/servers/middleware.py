@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.errors import GymError
 from nemo_gym.http.errors import (
     ERROR_CLASS_HEADER,
     ERROR_SERVER_HEADER,
@@ -59,6 +60,9 @@ class Failures:
         content = getattr(error, "response_content", None)
         if isinstance(content, bytes):
             text = f"Hit an exception in {self.server_key} calling an inner server: {content!r}"
+            logger.warning("%s: %s failed: %s", self.instance_name, path, error)
+        elif isinstance(error, GymError):  # it says where, what and why itself; a dead server makes for hundreds of it
+            text = repr(error)
             logger.warning("%s: %s failed: %s", self.instance_name, path, error)
         elif isinstance(error, Exception):
             text = repr(error)

@@ -220,6 +220,29 @@ def test_a_run_without_a_readable_manifest_resumes_as_it_is(
     assert caplog.text.count("taken as they are") == 1
 
 
+def test_a_damaged_manifest_is_written_anew_from_the_input_and_the_run_extended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _input(_rows(3))
+    _collect(_config(limit=2), stop_after=1)
+    Path("out_manifest.json").write_text("{torn")
+
+    assert _collect(_config(resume_from_cache=True)) == [(1, 0, None), (2, 0, None)]
+
+    assert Path("out_manifest.json.corrupt").read_text() == "{torn"
+    assert "out_manifest.json is damaged" in caplog.text
+    assert (_manifest()["agents"]["a"]["rollouts"], _manifest()["counts"]["missing"]) == (3, 0)
+
+
+def test_a_damaged_manifest_is_no_way_round_the_question_whether_it_is_the_same_run() -> None:
+    _input(_rows(3))
+    _collect(_config(), stop_after=1)
+    Path("out_manifest.json").write_text("{torn")
+
+    with pytest.raises(RunChangedError, match="would come out differently"):
+        _collect(_config(resume_from_cache=True, responses_create_params={"temperature": 9}))
+
+
 def test_a_damaged_materialized_file_is_completed_from_the_input(caplog: pytest.LogCaptureFixture) -> None:
     _input(_rows(4))
     _collect(_config(), stop_after=1)
