@@ -45,13 +45,12 @@ test: dev ## run every test
 	@$(PYTEST)
 
 # torch is large, so it gets an environment of its own, with no more than these tests need; git does not see its files.
-# Installed with pip even where uv is there: pip looks in more places for wheels. Most of torch is never imported here,
-# so nothing is compiled beforehand.
+# Installed with pip even where uv is there: pip looks in more places for wheels.
 $(RL_VENV)/.installed: pyproject.toml
 	@test -x $(RL_VENV)/bin/python || $(PYTHON) -m venv $(RL_VENV)
 	@echo '*' > $(RL_VENV)/.gitignore
 	@echo "installing $(TORCH) into $(RL_VENV) ..."
-	@$(RL_VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH) $(RL_TOOLS) -e '.[rl]'
+	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) $(RL_TOOLS) -e '.[rl]'
 	@touch $@
 
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
