@@ -6,9 +6,10 @@ UV     := $(shell command -v uv 2>/dev/null)
 
 RL_VENV := .venv-rl
 TORCH   := torch==2.13.0
+RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6'
 
 COVERAGE_FLOOR := 90
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q -rs
 
 ifdef UV
 install = test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV); $(UV) pip install --quiet --python $(BIN)/python
@@ -43,13 +44,13 @@ quickstart: install ## start an example environment with the built-in model and 
 test: dev ## run every test
 	@$(PYTEST)
 
-# torch is no dependency of the development tools, so it gets an environment of its own, whose files git does not see.
+# torch is large, so it gets an environment of its own, with no more than these tests need; git does not see its files.
 # Installed with pip even where uv is there: pip looks in more places for wheels.
 $(RL_VENV)/.installed: pyproject.toml
 	@test -x $(RL_VENV)/bin/python || $(PYTHON) -m venv $(RL_VENV)
 	@echo '*' > $(RL_VENV)/.gitignore
-	@echo "installing $(TORCH) and the development tools into $(RL_VENV) ..."
-	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[dev]'
+	@echo "installing $(TORCH) into $(RL_VENV) ..."
+	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) $(RL_TOOLS) -e '.[rl]'
 	@touch $@
 
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
@@ -65,9 +66,10 @@ types: dev
 imports: dev
 	$(BIN)/lint-imports
 
-check: lint types imports ## what CI runs: lint, types, import contract, every test with a coverage floor, some faults
+check: lint types imports ## what CI runs: lint, types, import contract, tests with a coverage floor, torch, faults
 	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
-	$(MAKE) chaos-short
+	@$(MAKE) --no-print-directory test-rl
+	@$(MAKE) --no-print-directory chaos-short
 
 bench: dev ## ratios of what we cost to what the work itself costs
 	$(BIN)/python -m pytest -q -s tests/perf

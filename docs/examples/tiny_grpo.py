@@ -23,7 +23,7 @@ from tiny_policy import NumberLinePolicy, PolicyGeneration, Sampler, ToyTokenize
 from tiny_policy_server import MAX_MODEL_LEN, chat_app, serving
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_gym.rl.advantages import group_advantages, has_signal
+from nemo_gym.rl.advantages import group_advantages, with_signal
 from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.interfaces import DatumSpec, EnvironmentReturn, PromptGroupRecord
 from nemo_gym.rl.prompt_groups import prompt_groups
@@ -201,7 +201,7 @@ async def train(manager: RolloutManager, policy: NumberLinePolicy, tokenizer: To
     before = accuracy_of(await run(manager, TESTED, tokenizer))
     for step in range(STEPS):
         groups = await run(manager, choose.sample(TRAINED, PROMPTS_PER_STEP), tokenizer)
-        trainer.update(filter(has_signal, groups), step / STEPS)
+        trainer.update(with_signal(groups), step / STEPS)
         print(f"step {step + 1}: accuracy {accuracy_of(groups):.2f}", file=sys.stderr)  # noqa: T201
     after = accuracy_of(await run(manager, TESTED, tokenizer))
     return {"before": before, "after": after, "chance": 1 / 10}

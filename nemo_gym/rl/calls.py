@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -28,7 +29,20 @@ async def call(method: Any, *arguments: Any, **options: Any) -> Any:
         answer = method(*arguments, **options)
     else:
         answer = await in_thread(lambda: method(*arguments, **options))
-    return await answer if inspect.isawaitable(answer) else answer
+    if not inspect.isawaitable(answer):
+        return answer
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        _stop_in_actor(answer)
+        raise
+
+
+def _stop_in_actor(answer: Any) -> None:
+    """Tell an actor to stop working on what nobody waits for any more; Ray is not imported to find out."""
+    ray = sys.modules.get("ray")
+    if ray is not None and isinstance(answer, ray.ObjectRef):
+        ray.cancel(answer)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -1,6 +1,5 @@
 """The servers' path: the attempts at a prompt are rows for an agent, sent through one `run_rollouts`."""
 
-import math
 from copy import deepcopy
 from typing import Any
 
@@ -18,6 +17,7 @@ from nemo_gym.rl.interfaces import (
 )
 from nemo_gym.rl.metrics import gym_metrics
 from nemo_gym.rl.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.rewards import finite_reward
 from nemo_gym.rl.row_dispatch import ROW_INDEX_KEY
 from nemo_gym.rl.tensors import has_nan, num_tokens, with_tensors
 
@@ -113,12 +113,19 @@ class AsyncNemoGymRolloutImpl:
         seconds = self.timeouts.rollout_s if self.timeouts else None
         every_row = [row[ROW_INDEX_KEY] for row in inputs]
         async with deadline(seconds, lambda: _never_came_back(every_row, f"within rollout_s={seconds:g} s")):
-            environment = self.task_to_env[TASK_NAME]
-            results, timing = await call(environment.run_rollouts, inputs, self.tokenizer, timer_prefix, **given)
+            results, timing = await call(
+                self._environment().run_rollouts, inputs, self.tokenizer, timer_prefix, **given
+            )
         missing = [index for index in every_row if index >= len(results) or results[index] is None]
         if missing:
             raise _never_came_back(missing, "although the environment has finished")
         return [self._result_to_completion(result) for result in results], timing
+
+    def _environment(self) -> Any:
+        if TASK_NAME not in self.task_to_env:
+            known = ", ".join(map(repr, self.task_to_env)) or "nothing"
+            raise ValueError(f"task_to_env has {known} but no {TASK_NAME!r}; put a NemoGym there")
+        return self.task_to_env[TASK_NAME]
 
     def _result_to_completion(self, result: dict[str, Any]) -> Completion:
         message_log: MessageLog = with_tensors(result["message_log"])
@@ -129,21 +136,11 @@ class AsyncNemoGymRolloutImpl:
             message_log=message_log,
             env_extras=full_result,
             truncated=num_tokens(message_log) == self.max_seq_len,
-            reward=_reward_of(full_result),
+            reward=finite_reward(full_result.get("reward"), "a result"),
         )
 
     def _compute_rollout_metrics(self, completions: list[Completion], agent_name: str) -> dict[str, Any]:
         return gym_metrics(completions, agent_name)
-
-
-def _reward_of(full_result: dict[str, Any]) -> float:
-    reward = full_result.get("reward")
-    if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
-        raise RolloutDataFailure(
-            f"a result has the reward {reward!r}, which is no number to train on; "
-            "a verifier that cannot judge must answer with an error, not with such a reward"
-        )
-    return float(reward)
 
 
 def _never_came_back(rows: list[int], when: str) -> GymTransportError:

@@ -26,6 +26,7 @@ from nemo_gym.rl.interfaces import (
 )
 from nemo_gym.rl.metrics import native_metrics
 from nemo_gym.rl.retry import RolloutTimeouts
+from nemo_gym.rl.rewards import reward_of_one
 from nemo_gym.rl.tensors import as_list, has_nan, logprob_tensor, num_tokens, require_torch, token_tensor
 from nemo_gym.rl.trajectory import Trajectory, leader_worker
 
@@ -157,7 +158,7 @@ class AsyncRolloutImpl:
             raise
         step = EnvironmentReturn(*step)
         encoded = self.tokenizer(step.observations[0]["content"], add_special_tokens=False, return_tensors="pt")
-        trajectory.add_step(step, encoded["input_ids"][0])
+        trajectory.add_step(step, reward_of_one(step.rewards, f"{place}: the last step"), encoded["input_ids"][0])
 
     def _aggregate_rollout_metrics(
         self, completions: list[Completion], all_sample_metrics: list[dict[str, Any]]

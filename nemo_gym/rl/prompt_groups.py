@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Protocol
 
+from nemo_gym.rl.advantages import has_signal
 from nemo_gym.rl.calls import cancel_and_drain
 from nemo_gym.rl.failures import RolloutFailure
 from nemo_gym.rl.interfaces import DatumSpec, PromptGroupRecord
@@ -28,13 +29,15 @@ async def prompt_groups(
     max_in_flight: int,
     *,
     in_order: bool = False,
+    drop_zero_variance: bool = False,
     max_failures: int = 0,
 ) -> AsyncIterator[PromptGroupRecord]:
     """The group of every sample, as they finish or in the order of the samples.
 
     At most `max_in_flight` groups are begun and not yet taken, finished ones included: samples are read as
-    groups are taken. Up to `max_failures` groups that fail are left out and logged; with the next failure, as with
-    any error that is no `RolloutFailure`, iteration ends in that error. When iteration ends, however it does,
+    groups are taken. With `drop_zero_variance`, groups whose rewards are all equal are left out: there is nothing
+    to learn from them. Up to `max_failures` groups that fail are left out and logged; with the next failure, as
+    with any error that is no `RolloutFailure`, iteration ends in that error. When iteration ends, however it does,
     nothing is left running.
 
     Raises:
@@ -57,7 +60,8 @@ async def prompt_groups(
                     raise
                 logger.warning("a group is left out (failure %d of %d allowed): %s", failures, max_failures, error)
             else:
-                yield record
+                if has_signal(record) or not drop_zero_variance:
+                    yield record
     finally:
         await cancel_and_drain(running)
 

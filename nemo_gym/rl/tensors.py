@@ -45,12 +45,6 @@ def as_list(values: Any) -> list[Any]:
     return listed if isinstance(listed, list) else [listed]
 
 
-def first_number(values: Any) -> float:
-    """The only number in a batch of one."""
-    (value,) = as_list(values)
-    return float(value)
-
-
 def with_tensors(message_log: MessageLog) -> MessageLog:
     """The same log with its token ids and log-probs as tensors; its dicts are changed in place."""
     for message in message_log:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_gym.rl.interfaces import Completion, DatumSpec, EnvironmentReturn, Message, MessageLog
-from nemo_gym.rl.tensors import as_list, first_number, token_tensor
+from nemo_gym.rl.tensors import as_list, token_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Trajectory:
         if worker is not None:
             self.per_worker_token_counts[worker] = self.per_worker_token_counts.get(worker, 0) + generated
 
-    def add_step(self, step: EnvironmentReturn, observation_ids: Any) -> None:
+    def add_step(self, step: EnvironmentReturn, reward: float, observation_ids: Any) -> None:
         """Append what the environment answered; reaching the length limit, even exactly, truncates.
 
         A step that ends the trajectory changes neither its state nor its stop strings.
         """
         observation = step.observations[0]
-        self.reward += first_number(step.rewards)
+        self.reward += reward
         self.terminated = bool(as_list(step.terminateds)[0])
         used = self.turn_input_tokens[-1] + self.turn_gen_tokens[-1]
         if used + len(observation_ids) >= self.max_seq_len:

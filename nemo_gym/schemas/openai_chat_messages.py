@@ -209,7 +209,7 @@ class _AssistantMessage(NeMoGymChatCompletionAssistantMessageParam, total=False)
 
     prompt_token_ids: list[int] | None
     generation_token_ids: list[int] | None
-    generation_log_probs: list[float] | None
+    generation_log_probs: list[float | None] | None
     routed_experts: str | list[Any] | None
 
 

@@ -24,8 +24,8 @@ class TokenIDLogProbMixin(BaseModel):
     """Every token the model saw."""
     generation_token_ids: list[int]
     """The tokens it sampled."""
-    generation_log_probs: list[float]
-    """The log-probability of each sampled token."""
+    generation_log_probs: list[float | None]
+    """The log-probability of each sampled token; null where it was NaN, which JSON cannot say."""
     routed_experts: str | list[Any] | None = None
     """Mixture-of-experts routing: an encoded envelope, or nested lists of expert indices."""
 
@@ -35,7 +35,7 @@ class TokenIDLogProbTypedDictMixin(TypedDict):
 
     prompt_token_ids: list[int]
     generation_token_ids: list[int]
-    generation_log_probs: list[float]
+    generation_log_probs: list[float | None]
     routed_experts: NotRequired[str | list[Any] | None]
 
 

@@ -1,6 +1,8 @@
 """Names that programs outside this project import. They stay importable for ever."""
 
 import importlib
+import inspect
+from dataclasses import fields
 
 import pytest
 
@@ -98,6 +100,24 @@ CONTRACT = {
     """,
     "nemo_gym.server_status": "StatusCommand",
     "nemo_gym.responses_converter": "ResponsesConverter split_responses_input_output_items",
+    "nemo_gym.rl": """
+        AsyncNemoGymRolloutImpl AsyncRolloutImpl Completion DatumSpec EnvironmentInterface EnvironmentReturn
+        GenerationConfig GenerationInterface NemoGym NemoGymConfig PromptGroupRecord RolloutManager Timer
+        export_rollouts group_advantages has_signal prompt_groups with_signal
+    """,
+    "nemo_gym.rl.rollout_manager": """
+        AsyncNemoGymRolloutImpl AsyncRolloutImpl RolloutManager RolloutRetryPolicy RolloutStats RolloutTimeouts
+        TokenizerType
+    """,
+    "nemo_gym.rl.interfaces": """
+        Completion DatumSpec EnvironmentInterface EnvironmentReturn GenerationConfig GenerationInterface
+        PromptGroupRecord Timer
+    """,
+    "nemo_gym.rl.environment": "NemoGym NemoGymConfig",
+    "nemo_gym.rl.failures": """
+        FailureClass GenerationUnavailable GymTransportError RolloutDataFailure RolloutFailure RolloutInfraFailure
+        RolloutTimeout classify_rollout_failure
+    """,
     "responses_api_models.vllm_model.app": "VLLMConverter VLLMModel VLLMModelConfig",
 }
 
@@ -120,8 +140,28 @@ def test_parsers_keep_the_methods_that_others_call_and_replace() -> None:
     from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 
     methods = ["parse", "parse_no_environment", "filter_for_server_instance_configs", "_recursively_hide_secrets"]
-    fields = {"dotenv_path", "initial_global_config_dict", "skip_load_from_cli", "skip_load_from_dotenv", "offline"}
+    known = {"dotenv_path", "initial_global_config_dict", "skip_load_from_cli", "skip_load_from_dotenv", "offline"}
 
     assert all(callable(getattr(GlobalConfigDictParser, method)) for method in methods)
-    assert {*fields, "hide_secrets"} <= set(GlobalConfigDictParserConfig.model_fields)
+    assert {*known, "hide_secrets"} <= set(GlobalConfigDictParserConfig.model_fields)
     assert "policy_model" in GlobalConfigDictParserConfig.NO_MODEL_GLOBAL_CONFIG_DICT
+
+
+def test_rollout_managers_keep_the_arguments_and_methods_that_trainers_use() -> None:
+    from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+    from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager
+
+    asked = "tokenizer task_to_env num_generations_per_prompt max_seq_len max_rollout_turns policy_generation"
+    others = "generation_config use_nemo_gym timeouts retry_policy"
+    of_native = "run_rollout _run_single_rollout _generate_response _aggregate_rollout_metrics"
+    of_gym = "run_rollout _validate_init_params _build_inputs _run_rollouts _result_to_completion"
+
+    assert list(inspect.signature(RolloutManager).parameters) == f"{asked} {others}".split()
+    assert all(callable(getattr(AsyncRolloutImpl, name)) for name in of_native.split())
+    assert all(
+        callable(getattr(AsyncNemoGymRolloutImpl, name)) for name in f"{of_gym} _compute_rollout_metrics".split()
+    )
+    assert [field.name for field in fields(Completion)] == ["message_log", "env_extras", "truncated", "reward"]
+    assert [field.name for field in fields(PromptGroupRecord)] == (
+        ["prompt_idx", "prompt", "extra_env_info", "metadata", "completions", "rollout_metrics"]
+    )

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 
 from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.gym_config import NemoGymConfig
+from nemo_gym.servers.middleware import DisconnectMiddleware
 
 AGENT = "some_agent"
 Handler = Callable[[dict[str, Any]], Any]
@@ -76,6 +77,7 @@ def attached(serve: Callable[[FastAPI], int]) -> Iterator[Callable[..., NemoGym]
 
     def attach(run: Handler, **settings: Any) -> NemoGym:
         app = FastAPI()
+        app.add_middleware(DisconnectMiddleware)
         address: dict[str, Any] = {"host": "127.0.0.1"}
 
         @app.get("/global_config_dict_yaml")

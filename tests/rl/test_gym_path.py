@@ -186,6 +186,13 @@ def test_a_row_that_lacks_what_agents_need_is_named() -> None:
         run(Gym(good), given)
 
 
+def test_a_manager_without_servers_says_where_they_belong() -> None:
+    lost = manager(Gym(good))
+    lost._impl.task_to_env = {"math": object()}
+    with pytest.raises(ValueError, match="task_to_env has 'math' but no 'nemo_gym'; put a NemoGym there"):
+        asyncio.run(lost.run_rollout(sample()))
+
+
 @pytest.mark.parametrize("results", [[processed()], [processed(), None, processed()]])
 def test_a_row_that_never_returns_fails_the_group(results: list[Any]) -> None:
     with pytest.raises(GymTransportError, match=r"rows \[1.*\] never came back"):

@@ -274,6 +274,18 @@ def test_an_environment_that_raises_fails_the_group_with_its_own_error(tokenizer
     assert "environment of task 'math' for prompt 7, trajectory" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("rewards", [{"style": torch.tensor([1.0])}, torch.tensor([[1.0, 0.5]]), [0.5, 0.5]])
+def test_several_rewards_for_one_conversation_are_refused(tokenizer: Any, rewards: Any) -> None:
+    with pytest.raises(AssertionError, match=r"prompt 7, trajectory .: .* one number per conversation"):
+        run(tokenizer, Generator(lambda _: "4"), Environment(rewards=rewards))
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_fails_the_group(tokenizer: Any, reward: float) -> None:
+    with pytest.raises(RolloutDataFailure, match="no number to train on"):
+        run(tokenizer, Generator(lambda _: "4"), Environment(rewards=torch.tensor([reward])))
+
+
 def test_nan_log_probs_are_never_trained_on(tokenizer: Any) -> None:
     generator = Generator(lambda prompt: "4", logprobs=torch.full((1, 7), math.nan))
     with pytest.raises(RolloutDataFailure, match="NaN log-probs for 1 tokens of turn 1"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure
-from nemo_gym.rl.interfaces import DatumSpec, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, DatumSpec, PromptGroupRecord
 from nemo_gym.rl.prompt_groups import prompt_groups
 
 
@@ -13,6 +13,7 @@ class Manager:
     """Finishes groups when told to, or fails them."""
 
     def __init__(self, failures: dict[int, Exception] | None = None, slow: tuple[int, ...] = ()) -> None:
+        self.rewards: dict[int, tuple[float, ...]] = {}
         self.failures = failures or {}
         self.slow = slow
         self.in_flight = 0
@@ -28,7 +29,9 @@ class Manager:
                 await asyncio.sleep(0)
             if number in self.failures:
                 raise self.failures[number]
-            return PromptGroupRecord(number, [], None, {}, [], {})
+            rewards = self.rewards.get(number, (0.0, 1.0))
+            completions = [Completion([], None, False, reward) for reward in rewards]
+            return PromptGroupRecord(number, [], None, {}, completions, {})
         except asyncio.CancelledError:
             self.cancelled.append(number)
             raise
@@ -56,6 +59,13 @@ def test_every_sample_gives_a_group_and_only_so_many_are_in_flight() -> None:
 def test_groups_come_as_they_finish_or_in_order() -> None:
     assert collected(Manager(slow=(0,)), 4, max_in_flight=2) == [1, 2, 3, 0]
     assert collected(Manager(slow=(0,)), 4, max_in_flight=2, in_order=True) == [0, 1, 2, 3]
+
+
+def test_groups_with_equal_rewards_may_be_dropped() -> None:
+    manager = Manager()
+    manager.rewards = {1: (1.0, 1.0), 3: (0.0, 0.0, 0.0), 4: (0.5,)}
+    assert collected(manager, 6, max_in_flight=2, in_order=True, drop_zero_variance=True) == [0, 2, 5]
+    assert len(collected(manager, 6, max_in_flight=2)) == 6
 
 
 def test_samples_are_read_only_as_groups_are_taken() -> None:
