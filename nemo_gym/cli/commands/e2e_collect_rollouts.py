@@ -26,7 +26,12 @@ def main(config: E2ERolloutCollectionConfig) -> int:
     from nemo_gym.open_files import raise_open_file_limit
 
     raise_open_file_limit()
-    summary = run_end_to_end(config, get_global_config_dict(), sys.argv)
+    if config.executor == "local":
+        summary = run_end_to_end(config, get_global_config_dict(), sys.argv)
+    else:
+        from nemo_gym.cli.ray_run import run_prepared_on_ray
+
+        summary = run_prepared_on_ray(config, get_global_config_dict(), sys.argv[1:])
     if summary is None:
         return 0
     print_summary(summary, as_json=config.json_format)
