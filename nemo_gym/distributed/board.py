@@ -26,7 +26,7 @@ class Board:
         if report.attempt <= self._over.get(report.shard, 0):
             return Instruction(stop=True, at_once=True)  # it was given up for lost, and another one is on its way
         self._reports[report.shard] = report
-        caps = self._shares.exchange(report.shard, report.caps, report.in_flight)
+        caps = self._shares.exchange(report.shard, report.caps, report.in_flight, is_draining=report.is_draining)
         return Instruction(caps, self._stop, self._at_once)
 
     def look(self, over: Mapping[Shard, int], *, stop: bool, at_once: bool) -> Collection[Report]:

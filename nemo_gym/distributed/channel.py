@@ -85,7 +85,8 @@ class Channel:
 
         def tell() -> None:
             taken = in_flight_by_cap(concurrency, dispatch.in_flight, dispatch.in_flight_by_agent)
-            self.send({"state": asdict(progress.state()), "caps": in_force, "in_flight": taken})
+            state = asdict(progress.state())
+            self.send({"state": state, "caps": in_force, "in_flight": taken, "is_draining": dispatch.is_draining})
 
         def tick() -> None:
             nonlocal timer

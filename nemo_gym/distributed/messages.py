@@ -41,6 +41,8 @@ class Report:
     """Those it goes by."""
     in_flight: Mapping[str, int] = field(default_factory=dict)
     """How much of each cap it takes up."""
+    is_draining: bool = False
+    """Whether it has nothing more to start."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class _Child:
         if not said:
             return Report(order.shard, order.attempt, node)
         state = ProgressState.of_json(said["state"])
-        return Report(order.shard, order.attempt, node, state, said["caps"], said["in_flight"])
+        return Report(order.shard, order.attempt, node, state, said["caps"], said["in_flight"], said["is_draining"])
 
 
 @contextlib.contextmanager

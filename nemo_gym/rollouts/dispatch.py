@@ -120,6 +120,11 @@ class Dispatch:
         return self._waiting.running_by_agent
 
     @property
+    def is_draining(self) -> bool:
+        """Whether nothing is left to start."""
+        return self._waiting.is_empty
+
+    @property
     def concurrency(self) -> Concurrency:
         """The caps that hold now."""
         return self._settings.concurrency

@@ -35,17 +35,34 @@ def test_who_joins_waits_until_others_have_let_go() -> None:
     assert shares.exchange("b", {TOTAL: 0}, {}) == {TOTAL: 2}  # a has 8 in flight, of which it may start no new ones
 
 
-@given(cap=st.integers(1, 20), steps=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), max_size=60))
-def test_the_cap_holds_whoever_speaks_when_and_starts_as_much_as_it_may(cap: int, steps: list[tuple[int, int]]) -> None:
+def test_who_has_nothing_more_to_start_leaves_the_rest_of_its_share_to_others() -> None:
+    shares = CapShares({TOTAL: 10})
+    assert settled(shares, "a", "b") == [5, 5]
+    assert shares.exchange("a", {TOTAL: 5}, {TOTAL: 2}, is_draining=True) == {TOTAL: 2}
+    assert shares.exchange("b", {TOTAL: 5}, {TOTAL: 5}) == {TOTAL: 5}  # a has not heard of it yet
+    shares.exchange("a", {TOTAL: 2}, {TOTAL: 1}, is_draining=True)
+    assert shares.exchange("b", {TOTAL: 5}, {TOTAL: 5}) == {TOTAL: 8}
+    assert shares.exchange("a", {TOTAL: 1}, {TOTAL: 1}) == {TOTAL: 2}  # a retry: it wants its share back
+    assert shares.exchange("b", {TOTAL: 8}, {TOTAL: 8}) == {TOTAL: 5}
+
+
+STEPS = st.tuples(st.integers(0, 4), st.integers(0, 20), st.booleans())
+
+
+@given(cap=st.integers(1, 20), steps=st.lists(STEPS, max_size=60))
+def test_the_cap_holds_whoever_speaks_when_and_starts_as_much_as_it_may(
+    cap: int, steps: list[tuple[int, int, bool]]
+) -> None:
     shares = CapShares({TOTAL: cap})
     in_force = dict.fromkeys(range(5), 0)
     in_flight = dict.fromkeys(range(5), 0)
-    for member, finished in steps:
+    for member, finished, is_draining in steps:
         in_flight[member] = max(in_flight[member] - finished, 0)
-        in_flight[member] = max(in_flight[member], in_force[member])  # starts what it may
+        if not is_draining:
+            in_flight[member] = max(in_flight[member], in_force[member])  # starts what it may
         assert sum(in_flight.values()) <= cap
-        granted = shares.exchange(member, {TOTAL: in_force[member]}, {TOTAL: in_flight[member]})
-        in_force[member] = granted[TOTAL]
+        said = ({TOTAL: in_force[member]}, {TOTAL: in_flight[member]})
+        in_force[member] = shares.exchange(member, *said, is_draining=is_draining)[TOTAL]
 
 
 def test_caps_of_agents_are_divided_each_for_itself() -> None:
