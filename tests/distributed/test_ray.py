@@ -17,7 +17,7 @@ from tests.distributed.conftest import TASKS, clean_environment, keys_in, write_
 
 pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` runs these tests")
 
-NODES, SHARDS, REPEATS = 3, 4, 3
+NODES, REPEATS = 3, 3
 ALL_KEYS = [(task, repeat) for task in range(TASKS) for repeat in range(REPEATS)]
 WAIT_S = 180.0
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_AUTH_MODE": "disabled"}
@@ -31,13 +31,13 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args=self._node(0))
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._node())
         self.address: str = self._cluster.address
-        self._workers = [self._cluster.add_node(wait=False, **self._node(1)) for _ in range(NODES)]
+        self._workers = [self._cluster.add_node(wait=False, **self._node()) for _ in range(NODES - 1)]
 
     @staticmethod
-    def _node(cpus: int) -> dict[str, Any]:
-        return {"num_cpus": cpus, "object_store_memory": 80_000_000, "include_dashboard": False}
+    def _node() -> dict[str, Any]:
+        return {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
 
     def kill_one(self) -> None:
         self._cluster.remove_node(self._workers.pop(), allow_graceful=False)
@@ -62,9 +62,9 @@ def start(tmp_path: Path, nodes: Nodes) -> Iterator[Callable[..., "subprocess.Po
     """Start the command on the cluster; no shard of it outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(*options: str, executor: str = "ray") -> "subprocess.Popen[str]":
-        spread = [f"+ray_address={nodes.address}", f"+num_shards={SHARDS}"] if executor == "ray" else []
-        command = [str(Path(sys.executable).with_name("ng_e2e_collect_rollouts")), f"+executor={executor}", *spread]
+    def run(*options: str, shards: int = 0) -> "subprocess.Popen[str]":
+        spread = ["+executor=ray", f"+ray_address={nodes.address}", f"+num_shards={shards}"] if shards else []
+        command = [str(Path(sys.executable).with_name("ng_e2e_collect_rollouts")), *spread]
         given = ["+config_paths=[config.yaml]", "+split=train", f"+num_repeats={REPEATS}", "+head_server.port=0"]
         started.append(
             subprocess.Popen(
@@ -118,12 +118,12 @@ def test_the_loss_of_a_node_changes_nothing_about_the_result(
     start: Callable[..., "subprocess.Popen[str]"], nodes: Nodes, tmp_path: Path
 ) -> None:
     write_environment(tmp_path, latency_s=0.3)
-    whole = start("+output_jsonl_fpath=whole/out.jsonl", executor="local")
+    whole = start("+output_jsonl_fpath=whole/out.jsonl")
     code, _, errors = finish(whole)
     assert code == 0, errors
 
     results = tmp_path / "spread"
-    run = start("+output_jsonl_fpath=spread/out.jsonl", "+num_samples_in_parallel=3", "+json=true")
+    run = start("+output_jsonl_fpath=spread/out.jsonl", "+num_samples_in_parallel=3", "+json=true", shards=4)
     wait_until(lambda: run.poll() is not None or rollouts_in(results) >= 4, "nothing was collected")
     assert run.poll() is None, finish(run)
     nodes.kill_one()
@@ -147,7 +147,7 @@ def test_ctrl_c_stops_every_shard_and_the_run_can_be_resumed(
     write_environment(tmp_path, latency_s=0.4)
     results = tmp_path / "results"
     options = ["+output_jsonl_fpath=results/out.jsonl", "+num_samples_in_parallel=2"]
-    run = start(*options)
+    run = start(*options, shards=2)
     wait_until(lambda: run.poll() is not None or rollouts_in(results) >= 2, "nothing was collected")
     run.send_signal(signal.SIGINT)
     code, _, errors = finish(run)
@@ -161,7 +161,7 @@ def test_ctrl_c_stops_every_shard_and_the_run_can_be_resumed(
     assert 2 <= before < len(ALL_KEYS)
 
     write_environment(tmp_path)
-    code, printed, errors = finish(start(*options, "+num_samples_in_parallel=64", "+resume_from_cache=true"))
+    code, printed, errors = finish(start(*options, "+num_samples_in_parallel=64", "+resume_from_cache=true", shards=2))
     assert code == 0, errors + logs_in(results)
     assert f"{before} of them before" in printed
     assert keys_in(results / "out.jsonl") == ALL_KEYS

@@ -22,6 +22,7 @@ def main(config: RolloutCollectionConfig) -> int:
         ng_collect_rollouts +agent_name=my_agent +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +limit=9
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl '+num_repeats={a: 4, b: 1}'
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +resume_from_cache=true
+        ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +shard=3/16
     """
     from nemo_gym import event_loop
     from nemo_gym.cli.results import print_resume_hint, print_summary
