@@ -1,6 +1,7 @@
 # Needs only python3 >= 3.11 and make; uses uv when it is there.
 PYTHON ?= python3
 VENV   := .venv
+RAY_VENV := .venv-ray
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
@@ -17,7 +18,8 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: help install dev quickstart test test-rl check lint types imports bench chaos chaos-short clean
+.PHONY: help install install-ray dev quickstart test test-rl test-ray check lint types imports bench chaos chaos-short \
+	clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -56,6 +58,18 @@ $(RL_VENV)/.installed: pyproject.toml
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
 	@$(RL_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -rs tests/rl
 
+# Ray is large and wanted by few, so it has an environment of its own.
+$(RAY_VENV)/.installed: pyproject.toml
+	@echo "installing Ray and the development tools into $(RAY_VENV) ..."
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) install-ray
+	@touch $@
+
+install-ray:
+	@$(install) -e '.[dev,ray]'
+
+test-ray: $(RAY_VENV)/.installed ## run the tests that need Ray, on a cluster of several nodes on this machine
+	@$(RAY_VENV)/bin/python -m pytest -q -k "test_ray or not_there" tests/distributed
+
 lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,9 +80,10 @@ types: dev
 imports: dev
 	$(BIN)/lint-imports
 
-check: lint types imports ## what CI runs: lint, types, import contract, tests with a coverage floor, torch, faults
+check: lint types imports ## what CI runs: lint, types, import contract, tests with a coverage floor, torch, Ray, faults
 	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
 	@$(MAKE) --no-print-directory test-rl
+	@$(MAKE) --no-print-directory test-ray
 	@$(MAKE) --no-print-directory chaos-short
 
 bench: dev ## ratios of what we cost to what the work itself costs
@@ -82,4 +97,4 @@ chaos-short: dev
 	$(BIN)/python -m tests.chaos --short $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 clean:
-	rm -rf $(VENV) $(RL_VENV) dist build
+	rm -rf $(VENV) $(RL_VENV) $(RAY_VENV) dist build

@@ -45,6 +45,7 @@ from nemo_gym.rollouts.config import (
     SharedRolloutCollectionConfig,
     max_attempts_from_environment,
 )
+from nemo_gym.rollouts.dispatch import Dispatch
 from nemo_gym.rollouts.examples import run_examples
 from nemo_gym.rollouts.failures import RetryPauses, request_debug_summary
 from nemo_gym.rollouts.finished import count_given_up, is_settled, summary_if_settled, summary_of
@@ -146,7 +147,16 @@ class RolloutCollectionHelper(BaseModel):
         with _tracker() as tracker:
             if plan.owed:
                 post, probe = partial(self._post, client), health_probe(client)
-                await roll_out(run, plan, post, summary, probe=probe, servers=servers, pauses=self.retry_pauses)
+                await roll_out(
+                    run,
+                    plan,
+                    post,
+                    summary,
+                    probe=probe,
+                    servers=servers,
+                    pauses=self.retry_pauses,
+                    following=self._following,
+                )
             await conclude(run, plan, _asking(client, servers), summary, tracker)
         summary.given_up = count_given_up(summary, run.config.attempt_cap)
         return summary
@@ -199,6 +209,10 @@ class RolloutCollectionHelper(BaseModel):
         for name, addresses in replicas_of(client).items():
             client.set_replicas(name, addresses)
         return client
+
+    def _following(self, dispatch: Dispatch, progress: Progress) -> AbstractContextManager[object]:
+        """Entered while `collect` makes rollouts: for whoever wants to watch them, or change their caps."""
+        return nullcontext()
 
     async def _post(self, client: ServerClient, row: Row) -> Any:
         limits = limits_in_force()

@@ -40,31 +40,43 @@ _LET_GO_TIMEOUT_S = 30.0
 def run_end_to_end(
     config: E2ERolloutCollectionConfig, global_config: DictConfig, command: Sequence[str] = ()
 ) -> RunSummary | None:
-    """Do all of it; what the run came to, or None after a dry run. A run that owes nothing more needs no servers.
+    """Do all of it; what the run came to, or None after a dry run.
 
     Raises:
         ConfigError: the data or the servers are not as they should be.
         GymError: a server cannot be started, or ended on its own.
     """
     rows = prepare_rows(config, global_config)
-    if (
-        not global_config.get(DRY_RUN_KEY_NAME)
-        and (settled := summary_if_settled(config.for_rows_in(rows))) is not None
-    ):
+    logger.info("Prepared data sets: %s", config.prepared_dirpath)
+    logger.info("Rows of this run: %s", rows)
+    return collect_with_servers(config.for_rows_in(rows), global_config, command)
+
+
+def collect_with_servers(
+    config: RolloutCollectionConfig,
+    global_config: DictConfig,
+    command: Sequence[str] = (),
+    collector: RolloutCollectionHelper | None = None,
+) -> RunSummary | None:
+    """Start the configured servers, collect rollouts, stop; None after a dry run.
+
+    A run that owes nothing more needs no servers.
+    """
+    is_dry_run = bool(global_config.get(DRY_RUN_KEY_NAME))
+    settled = None if is_dry_run else summary_if_settled(config)
+    if settled is not None:
         return settled
     _avoid_a_taken_head_port(global_config)
     with contextlib.ExitStack() as stack:
-        session = _Session()
+        session = _Session(collector or RolloutCollectionHelper())
         stack.enter_context(stopping_on_signals(session))
         stack.callback(session.helper.shutdown)
         with contextlib.redirect_stdout(sys.stderr) if config.json_format else contextlib.nullcontext():
             session.helper.start()
-        if global_config.get(DRY_RUN_KEY_NAME):
+        if is_dry_run:
             return None
-        logger.info("Prepared data sets: %s", config.prepared_dirpath)
-        logger.info("Rows of this run: %s", rows)
         logger.info("Rollouts: %s", config.paths.rollouts)
-        return event_loop.run(session.collect(config.for_rows_in(rows), command))
+        return event_loop.run(session.collect(config, command))
 
 
 def prepare_rows(config: E2ERolloutCollectionConfig, global_config: DictConfig) -> Path:
@@ -108,8 +120,9 @@ def _avoid_a_taken_head_port(global_config: DictConfig) -> None:
 class _Session:
     """The servers of a run and the collection from them, stopped together."""
 
-    def __init__(self) -> None:
+    def __init__(self, collector: RolloutCollectionHelper) -> None:
         self.helper = RunHelper()
+        self._collector = collector
         self._is_stopping = False
 
     def request_stop(self, *, at_once: bool = False) -> None:
@@ -119,7 +132,7 @@ class _Session:
 
     async def collect(self, config: RolloutCollectionConfig, command: Sequence[str]) -> RunSummary:
         """Collect while watching the servers; a server that ends on its own ends the collection."""
-        collecting = asyncio.ensure_future(RolloutCollectionHelper().collect(config, command))
+        collecting = asyncio.ensure_future(self._collector.collect(config, command))
         watching = asyncio.ensure_future(self._watch())
         try:
             await asyncio.wait({collecting, watching}, return_when=asyncio.FIRST_COMPLETED)

@@ -68,6 +68,19 @@ class RunningMean:
             self._counts[place] += 1
         self._within_unit = self._within_unit and 0 <= value <= 1
 
+    def total(self) -> tuple[float, int]:
+        """The sum of all values, and how many there are."""
+        return float(sum(self._sums)), int(sum(self._counts))
+
+    @classmethod
+    def of_total(cls, value: float, rollouts: int) -> "RunningMean":
+        """A mean of which only the sum and the number are known, so it has no interval."""
+        mean = cls()
+        mean._place_of[0] = 0
+        mean._sums.append(value)
+        mean._counts.append(rollouts)
+        return mean
+
     def estimate(self) -> Estimate:
         """The mean so far, with its interval."""
         return _estimate(np.array(self._sums), np.array(self._counts), within_unit=self._within_unit)

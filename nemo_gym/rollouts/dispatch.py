@@ -14,8 +14,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -113,6 +113,27 @@ class Dispatch:
     def awaiting_retry(self) -> int:
         """Rollouts that failed and will be tried again."""
         return len(self._pauses)
+
+    @property
+    def in_flight_by_agent(self) -> Mapping[str, int]:
+        """The same for agents that have caps of their own."""
+        return self._waiting.running_by_agent
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing is left to start."""
+        return self._waiting.is_empty
+
+    @property
+    def concurrency(self) -> Concurrency:
+        """The caps that hold now."""
+        return self._settings.concurrency
+
+    def set_concurrency(self, concurrency: Concurrency) -> None:
+        """Go on with other caps, for the same agents; what is in flight beyond them is left to end."""
+        self._settings = replace(self._settings, concurrency=concurrency)
+        self._waiting.set_concurrency(concurrency)
+        self._changed.set()
 
     def request_stop(self, *, at_once: bool = False) -> None:
         """Start no more rollouts and, after ten seconds or at once, let go of those in flight."""

@@ -64,6 +64,16 @@ class WaitingRows:
         self.error: Exception | None = None
         """What went wrong with the source of rows, which then counts as exhausted."""
 
+    @property
+    def running_by_agent(self) -> Mapping[str, int]:
+        """Rollouts in flight of the agents that have caps of their own."""
+        return self._running
+
+    def set_concurrency(self, concurrency: Concurrency) -> None:
+        """Go on with other caps, for the same agents; what is in flight beyond them is left to end."""
+        self._concurrency = concurrency
+        self._startable = {agent: None for agent in self._aside if self._has_room(agent)}
+
     def take(self) -> Trial | None:
         """The next to start, which from now on takes up room; None when nothing can start now."""
         trial = self._take_set_aside() if self._startable else self._read()
@@ -75,7 +85,7 @@ class WaitingRows:
         """One rollout of `agent` is no longer in flight."""
         if self._has_agent_caps:
             self._running[agent] -= 1
-            if agent in self._aside:
+            if agent in self._aside and self._has_room(agent):
                 self._startable[agent] = None
 
     def add_retry(self, trial: Trial) -> None:

@@ -5,8 +5,10 @@ shown beside it, so that nobody has to guess which of the two a number is.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from nemo_gym.metrics.intervals import Estimate, RunningMean
+from nemo_gym.rollouts.progress_state import RewardTotal
 from nemo_gym.terminal import shown
 
 REWARD = "reward"
@@ -35,6 +37,19 @@ class AgentMeans:
     def add_failure(self, agent: str) -> None:
         """Count a rollout that failed for good."""
         self._failures[agent] += 1
+
+    def totals(self) -> dict[str, RewardTotal]:
+        """What the means of several runs can be added up from."""
+        return {agent: RewardTotal(*mean.total(), self._failures[agent]) for agent, mean in sorted(self._means.items())}
+
+    @classmethod
+    def of_totals(cls, totals: Mapping[str, RewardTotal]) -> "AgentMeans":
+        """The means that totals come to; they have no intervals."""
+        means = cls()
+        for agent, total in totals.items():
+            means._means[agent] = RunningMean.of_total(total.reward, total.rollouts)
+            means._rollouts[agent], means._failures[agent] = total.rollouts, total.failures
+        return means
 
     def estimates(self, count: int) -> dict[str, Estimate]:
         """The means of the agents with most rollouts, by name."""

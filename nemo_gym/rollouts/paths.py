@@ -41,6 +41,11 @@ class RolloutPaths:
         return self._sibling(".lock")
 
     @property
+    def log(self) -> Path:
+        """What a collector says that runs where nobody sees it."""
+        return self._sibling(".log")
+
+    @property
     def previous(self) -> Path:
         """The folder of earlier runs that a fresh run moved out of the way."""
         return self._sibling(".previous")

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.rollouts.means import REWARD, AgentMeans
+from nemo_gym.rollouts.progress_state import ProgressState
 from nemo_gym.rollouts.progress_view import Snapshot, View, view_for
 from nemo_gym.rollouts.record import Outcome, Result, Row, agent_name_of, outcome_of
 from nemo_gym.terminal import shown
@@ -112,6 +113,28 @@ class Progress:
         if self._view is None:
             self.__enter__()
         self.add(row, result or {}, Outcome.FAILURE if result is None else outcome_of(result))
+
+    def state(self) -> ProgressState:
+        """The numbers so far."""
+        return ProgressState(
+            finished=self.finished_before + self.counts[Outcome.SUCCESS],
+            failed=self.counts[Outcome.FAILURE],
+            given_up_before=self.given_up_before,
+            discarded=self.counts[Outcome.DISCARDED],
+            retries=self.retries,
+            in_flight=0 if self._in_flight is None else self._in_flight(),
+            rewards=self.means.totals(),
+        )
+
+    def take_over(self, state: ProgressState) -> None:
+        """Show numbers that were counted elsewhere."""
+        self.counts[Outcome.SUCCESS] = state.finished - self.finished_before
+        self.counts[Outcome.FAILURE] = state.failed
+        self.counts[Outcome.DISCARDED] = state.discarded
+        self.given_up_before, self.retries = state.given_up_before, state.retries
+        self.means = AgentMeans.of_totals(state.rewards)
+        if self._clock() >= self._due_s:
+            self._show()
 
     def close(self) -> None:
         """Show the last state; nothing is shown after that."""

@@ -9,7 +9,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -73,7 +73,7 @@ def _checked(index: int, count: int) -> Shard | None:
 
 
 class ShardOptions(BaseNeMoGymCLIConfig):
-    """Arguments of the commands that can do one part of a run."""
+    """Arguments of the commands that can do one part of a run, or have all parts done elsewhere."""
 
     shard: str | None = None
     """Collect only one part of the run, such as 3/16 (counted from 1): the tasks whose index modulo 16 is 2, with all
@@ -82,6 +82,16 @@ class ShardOptions(BaseNeMoGymCLIConfig):
     """The same, counted from 0 and together with num_shards."""
     num_shards: int | None = Field(None, ge=1)
     """How many parts the run has."""
+    executor: Literal["local", "ray"] = "local"
+    """Who runs it: this process, or a Ray cluster, to which it goes as num_shards tasks that start their own servers.
+    All nodes must see the folder of the output. num_samples_in_parallel then holds for all shards together."""
+    ray_address: str = Field("auto", min_length=1)
+    """The Ray cluster: auto finds the one that runs on this machine, local starts one here and now."""
+    shard_resources: dict[str, float] = Field(default_factory=lambda: {"CPU": 1.0})
+    """What Ray sets aside for each shard, such as {CPU: 4, GPU: 1, memory: 8000000000}."""
+    ray_runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """What Ray ships to the nodes, such as {working_dir: ., pip: [...], env_vars: {...}}; unless set, package and
+    working folder are found there under the same paths."""
 
     @model_validator(mode="after")
     def _check_shard(self) -> "ShardOptions":
@@ -98,6 +108,8 @@ class ShardOptions(BaseNeMoGymCLIConfig):
         Raises:
             ConfigError: the three options do not say it clearly.
         """
+        if self.executor == "ray":
+            return self._none_of_them()
         if self.shard is not None:
             shard = Shard.parse(self.shard)
             if self.shard_index not in (None, shard.index) or self.num_shards not in (None, shard.count):
@@ -118,3 +130,14 @@ class ShardOptions(BaseNeMoGymCLIConfig):
         if self.shard_index >= self.num_shards:
             raise ConfigError(f"+shard_index={self.shard_index}: there are {self.num_shards} shards, counted from 0")
         return Shard(self.shard_index, self.num_shards)
+
+    def _none_of_them(self) -> Shard | None:
+        if self.shard is not None or self.shard_index is not None:
+            raise ConfigError(
+                "+executor=ray runs all shards of a run; say only how many there are, +num_shards=<number>"
+            )
+        if self.num_shards is None:
+            raise ConfigError(
+                "+executor=ray needs +num_shards=<number>: as many as there are nodes, or a few times that"
+            )
+        return None

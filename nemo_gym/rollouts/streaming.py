@@ -4,7 +4,8 @@ Both end in good order on Ctrl-C and SIGTERM.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -49,6 +50,10 @@ class Tracker(Protocol):
         """Take rollouts, one line of JSON each."""
 
 
+Following = Callable[[Dispatch, Progress], AbstractContextManager[object]]
+"""Goes along with the rollouts of a run while they are made."""
+
+
 async def roll_out(
     run: Run,
     plan: Plan,
@@ -58,6 +63,7 @@ async def roll_out(
     probe: Probe | None = None,
     servers: ServerWatch | None = None,
     pauses: RetryPauses,
+    following: Following,
 ) -> None:
     """Send what the plan owes, store every attempt as it ends, and count it in `summary`."""
     mark_outdated(run.store.paths.aggregate_metrics)
@@ -72,7 +78,12 @@ async def roll_out(
         in_flight=lambda: dispatch.in_flight,
     )
     async with dispatch as attempts:
-        with run.store as store, progress, stopping_on_signals(dispatch.request_stop):
+        with (
+            run.store as store,
+            progress,
+            following(dispatch, progress),
+            stopping_on_signals(dispatch.request_stop),
+        ):
             async for attempt in attempts:
                 record = attempt.record()
                 outcome = store.append(attempt.row, record)

@@ -58,6 +58,10 @@ def test_only_input_and_output_are_required() -> None:
         "shard": None,
         "shard_index": None,
         "num_shards": None,
+        "executor": "local",
+        "ray_address": "auto",
+        "shard_resources": {"CPU": 1.0},
+        "ray_runtime_env": {},
     }
 
 

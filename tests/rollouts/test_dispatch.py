@@ -303,3 +303,21 @@ def test_nothing_to_do_is_done_at_once(caplog: pytest.LogCaptureFixture) -> None
 
     assert run(collect(Dispatch([], Agent(), settings()))) == []
     assert caplog.text == ""
+
+
+def test_caps_can_change_while_rollouts_are_made() -> None:
+    in_flight: list[int] = []
+
+    async def changing() -> None:
+        async with Dispatch(rows_of(20), Agent(), settings(0)) as attempts:
+            asyncio.get_running_loop().call_later(5, attempts.set_concurrency, Concurrency(total=6))
+            async for _ in attempts:
+                in_flight.append(attempts.in_flight)
+                if len(in_flight) == 8:
+                    attempts.set_concurrency(Concurrency(total=2))
+
+    run(changing())
+
+    assert len(in_flight) == 20
+    assert max(in_flight) == 6
+    assert max(in_flight[12:]) <= 2

@@ -221,3 +221,15 @@ def test_more_rollouts_than_open_files_are_cut_down_with_a_word_about_the_limit(
     assert "this process may have only 2000 files open" in warning
     assert f": {fitting.total} fit" in warning
     assert "`ulimit -Hn`, here 4000" in warning
+
+
+def test_changed_caps_of_agents_hold_for_the_rows_set_aside() -> None:
+    waiting = WaitingRows(rows_of("aaaabbbb"), Concurrency(total=None, per_agent={"a": 1, "b": 1}))
+    assert take_all(waiting) == [0, 4]
+    waiting.set_concurrency(Concurrency(total=None, per_agent={"a": 3, "b": 1}))
+    assert take_all(waiting) == [1, 2]
+    assert waiting.running_by_agent == {"a": 3, "b": 1}
+    waiting.set_concurrency(Concurrency(total=None, per_agent={"a": 0, "b": 1}))
+    waiting.give_back_room("a")
+    waiting.give_back_room("b")
+    assert 3 not in take_all(waiting)

@@ -19,6 +19,8 @@ def main(config: E2ERolloutCollectionConfig) -> int:
             "+config_paths=[benchmarks/gsm8k/config.yaml,responses_api_models/openai_model/configs/openai_model.yaml]"
         ng_e2e_collect_rollouts +split=train +output_jsonl_fpath=results/my_env.jsonl +num_repeats=8 +limit=100 \
             "+config_paths=[resources_servers/my_env/configs/my_env.yaml,my_model.yaml]"
+        ng_e2e_collect_rollouts +executor=ray +num_shards=16 +split=train +output_jsonl_fpath=/shared/my_env.jsonl \
+            "+config_paths=[resources_servers/my_env/configs/my_env.yaml,my_model.yaml]"
     """
     from nemo_gym.cli.e2e import run_end_to_end
     from nemo_gym.cli.results import print_resume_hint, print_summary
@@ -26,7 +28,12 @@ def main(config: E2ERolloutCollectionConfig) -> int:
     from nemo_gym.open_files import raise_open_file_limit
 
     raise_open_file_limit()
-    summary = run_end_to_end(config, get_global_config_dict(), sys.argv)
+    if config.executor == "local":
+        summary = run_end_to_end(config, get_global_config_dict(), sys.argv)
+    else:
+        from nemo_gym.cli.ray_run import run_prepared_on_ray
+
+        summary = run_prepared_on_ray(config, get_global_config_dict(), sys.argv[1:])
     if summary is None:
         return 0
     print_summary(summary, as_json=config.json_format)

@@ -1,0 +1,34 @@
+"""The process of one shard of a run that is spread over a cluster: `python -m nemo_gym.cli.shard_process <options>`.
+
+The options are those of `ng_collect_rollouts`, and unlike that command it starts the configured servers itself. The
+worker that started it holds the other end of its stdin and stdout.
+"""
+
+import sys
+
+from nemo_gym.cli.command import Command, Loading
+from nemo_gym.cli.e2e import collect_with_servers
+from nemo_gym.distributed.channel import Channel, SteeredCollector
+from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.open_files import raise_open_file_limit
+from nemo_gym.rollouts.config import RolloutCollectionConfig
+
+
+def main() -> None:
+    """Run the shard that the command line describes."""
+    channel = Channel.over_stdio()
+
+    def collect(config: RolloutCollectionConfig) -> int:
+        raise_open_file_limit()
+        collector = SteeredCollector(channel=channel, concurrency=config.concurrency)
+        summary = collect_with_servers(config, get_global_config_dict(), sys.argv, collector)
+        if summary is None:
+            return 0
+        channel.send({"summary": summary.as_json()})
+        return summary.exit_code
+
+    Command(collect, RolloutCollectionConfig, "ng_collect_rollouts", Loading()).run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
