@@ -5,16 +5,24 @@ Only what needs no socket is translated. For anything else (forms, streams, auth
 """
 
 import re
+from functools import lru_cache
 from http.cookies import Morsel
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from aiohttp import ClientTimeout, CookieJar
 from yarl import URL
 
+JSON_CONTENT_TYPE = "application/json"
+JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
+"""Of a request that says nothing else about itself."""
+
 _UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
+_IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
+_ACCEPT = (b"accept", b"*/*")
 _NOT_PLAIN_MORSEL = ("domain", "secure", "expires")
 
 
@@ -79,21 +87,36 @@ def _target(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, byte
 
 def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body: bytes) -> list[tuple[bytes, bytes]]:
     given = kwargs.get("headers") or {}
+    if given is JSON_HEADERS:  # nearly every call between servers
+        headers = [_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body))]
+    else:
+        headers = _translated(given, method, base_url, body)
+    if cookies := kwargs.get("cookies"):
+        own = _cookie_header(cookies, base_url + path).encode()
+        kept = [value for name, value in headers if name == b"cookie" and value]
+        if kept:
+            headers = [(name, value) for name, value in headers if name != b"cookie"]
+        headers.append((b"cookie", b"; ".join([*kept, own]) if kept else own))
+    return headers
+
+
+def _translated(given: Any, method: str, base_url: str, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Headers as an ASGI server hands them on, with those that aiohttp adds of its own accord."""
     pairs = given.items() if hasattr(given, "items") else given
     headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
     names = {name for name, _ in headers}
     if b"host" not in names:
-        headers.append((b"host", base_url.partition("://")[2].encode("ascii")))
+        headers.append(_host(base_url))
     if b"accept" not in names:
-        headers.append((b"accept", b"*/*"))
+        headers.append(_ACCEPT)
     if b"content-length" not in names and (body or method not in ("GET", "HEAD", "OPTIONS", "TRACE")):
         headers.append((b"content-length", b"%d" % len(body)))
-    if cookies := kwargs.get("cookies"):
-        kept = [value for name, value in headers if name == b"cookie"]
-        headers = [(name, value) for name, value in headers if name != b"cookie"]
-        kept.append(_cookie_header(cookies, base_url + path).encode())
-        headers.append((b"cookie", b"; ".join(value for value in kept if value)))
     return headers
+
+
+@lru_cache
+def _host(base_url: str) -> tuple[bytes, bytes]:
+    return b"host", base_url.partition("://")[2].encode("ascii")
 
 
 def _cookie_header(cookies: Any, url: str) -> str:

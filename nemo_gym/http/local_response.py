@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from email.message import Message
 from functools import lru_cache
-from http.cookies import CookieError, SimpleCookie
+from http.cookies import CookieError, Morsel, SimpleCookie
 from types import TracebackType
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from nemo_gym.http.errors import ServerResponseError, reason_phrase
 from nemo_gym.http.local_request import ReceivedCookie, is_plain
 
 RawHeaders = list[tuple[bytes, bytes]]
+_DECODER = SimpleCookie()
+_SET_COOKIE = (b"set-cookie", b"Set-Cookie")
 _FLAGS = ("secure", "httponly", "partitioned")
 
 
@@ -92,7 +94,7 @@ class LocalResponse:
         if self._cookies is None:
             self._cookies = SimpleCookie()
             for name, value in self.raw_headers:
-                if name.lower() == b"set-cookie" and (morsel := _read_cookie(value)) is not None:
+                if name in _SET_COOKIE and (morsel := _read_cookie(value)) is not None:
                     dict.__setitem__(self._cookies, morsel.key, morsel)
         return self._cookies
 
@@ -191,19 +193,27 @@ class LocalResponse:
 @lru_cache(16_384)  # a session's cookie comes with every answer
 def _read_cookie(header: bytes) -> ReceivedCookie | None:
     """Read one `Set-Cookie` header. `SimpleCookie.load` gives up at attributes it has not heard of."""
-    pair, *attributes = _text(header).split(";")
+    pair, _, attributes = _text(header).partition(";")
     name, _, coded = pair.strip().partition("=")
     morsel = ReceivedCookie()
     try:
-        morsel.set(name, SimpleCookie().value_decode(coded)[0], coded)
+        morsel.set(name, _DECODER.value_decode(coded)[0], coded)
     except CookieError:
         return None
-    for attribute in attributes:
-        key, _, value = attribute.strip().partition("=")
-        if morsel.isReservedKey(key):
-            morsel[key] = True if key.lower() in _FLAGS else value
+    dict.update(morsel, _attributes(attributes))
     morsel.plain_pair = f"{name}={coded}" if is_plain(morsel) else None
     return morsel
+
+
+@lru_cache(1024)
+def _attributes(text: str) -> Morsel[str]:
+    """What follows the pair in a `Set-Cookie` header: the same for every cookie of a server."""
+    read: Morsel[str] = Morsel()
+    for attribute in text.split(";"):
+        key, _, value = attribute.strip().partition("=")
+        if read.isReservedKey(key):
+            read[key] = True if key.lower() in _FLAGS else value
+    return read
 
 
 class _Nothing:

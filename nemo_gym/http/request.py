@@ -11,7 +11,6 @@ import errno
 import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -30,6 +29,7 @@ from nemo_gym.http.errors import (
     ServerUnreachableError,
     excerpt,
 )
+from nemo_gym.http.local_request import JSON_CONTENT_TYPE, JSON_HEADERS
 from nemo_gym.http.retry import Tries
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.session import (
@@ -45,8 +45,6 @@ NEVER_HEALS = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorS
 NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
 
-JSON_CONTENT_TYPE = "application/json"
-_JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
 _SHORTEST_SECRET = 6
 """What is shorter is no secret worth the name, and would turn up in any text."""
 
@@ -144,7 +142,7 @@ def with_json_body(kwargs: dict[str, Any]) -> dict[str, Any]:
     value = kwargs.pop("json", None)
     if value is None:
         return kwargs
-    headers: Mapping[str, str] = _JSON_HEADERS
+    headers: Mapping[str, str] = JSON_HEADERS
     if given := kwargs.get("headers"):
         headers = CIMultiDict(given)
         headers.setdefault("Content-Type", JSON_CONTENT_TYPE)

@@ -25,6 +25,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseFunctionToolCall,
 )
 from nemo_gym.server_utils import ClientResponse, raise_for_status
+from nemo_gym.servers.routes import json_answer
 from nemo_gym.servers.session_lifetime import END_SESSION_HEADER
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.trajectory import NO_ACTIONABLE_OUTPUT, Trajectory
@@ -94,7 +95,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         result = await self._rollout(request, body)
         if not isinstance(result, bytes):
             return result
-        return Response(result, media_type="application/json") if is_scored(result) else self._validated(result)
+        return json_answer(result) if is_scored(result) else self._validated(result)
 
     def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
         try:

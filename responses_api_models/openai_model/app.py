@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
-from fastapi import Response
 from pydantic import BaseModel, Field, PrivateAttr
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
@@ -24,6 +23,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, per_process_cap
+from nemo_gym.servers.routes import json_answer
 
 
 class OpenAIModelConfig(BaseResponsesAPIModelConfig):
@@ -73,7 +73,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
         response, answer = await self._answered(body)
-        return Response(answer.raw, media_type="application/json") if isinstance(answer, JsonObject) else response
+        return json_answer(answer.raw) if isinstance(answer, JsonObject) else response
 
     async def _answered(self, body: NeMoGymResponseCreateParamsNonStreaming) -> tuple[NeMoGymResponse, dict[str, Any]]:
         request = self._request(body)
