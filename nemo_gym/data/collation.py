@@ -52,7 +52,7 @@ def prepared_lines(dataset: DeclaredDataset) -> Iterator[bytes]:
     """Every row as often as its data set says, named after its agent."""
     repeats = dataset.config.num_repeats
     if repeats > 1:
-        logger.info("Writing each row of %s %d times, so that abc becomes aabbcc (for 2)", dataset, repeats)
+        logger.info("Each row is written %d times, its copies one after the other: %s", repeats, dataset)
     agent = {"type": AGENTS_TYPE, "name": dataset.agent}
     for _, row, _ in completed_rows(dataset):
         assert row is not None  # examined before: lines without an object were refused

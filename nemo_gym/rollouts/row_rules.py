@@ -143,7 +143,7 @@ def announce(config: RolloutCollectionConfig) -> None:
     if config.chosen_shard is not None:
         logger.info("Shard %s of the run: %s", config.chosen_shard, config.paths.rollouts)
     if config.num_repeats_add_seed:
-        logger.info("Adding a seed to every rollout through metadata.extra_body (only vLLM model servers honour it)")
+        logger.info("Adding a seed to every rollout through metadata.extra_body (openai_model does not honour it)")
     if config.agent_name:
         logger.info("Rows that name no agent go to %r", config.agent_name)
     if config.responses_create_params:

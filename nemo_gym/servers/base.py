@@ -4,8 +4,10 @@ Constructing one needs no network and no configuration of the process, so that a
 build their servers in tests with a mocked client.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
 from fastapi import FastAPI
@@ -28,6 +30,11 @@ from nemo_gym.servers.context import require_instance
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures, answer_validation_error
 from nemo_gym.servers.routes import DirectRoute
 from nemo_gym.servers.sessions import SessionMiddleware, Sessions
+
+logger = logging.getLogger(__name__)
+
+_MISSPELT_CUTOFF = 0.8
+"""Blocks may hold keys that the class does not know; only one that is almost a setting is worth a word."""
 
 
 class BaseServer(BaseModel):
@@ -55,7 +62,16 @@ class BaseServer(BaseModel):
             raise ConfigError(
                 f"the config of server {name!r} does not fit {config_class.__name__}:\n{problems}"
             ) from error
+        _warn_of_misspellings(name, block, config_class)
         return loaded
+
+
+def _warn_of_misspellings(name: str, block: Any, config_class: type[BaseModel]) -> None:
+    fields = set(config_class.model_fields)
+    for key in map(str, block):
+        meant = get_close_matches(key, sorted(fields), n=1, cutoff=_MISSPELT_CUTOFF)
+        if key not in fields and meant and meant[0] not in block:
+            logger.warning("%s has no setting %r, so it is ignored; did you mean %r?", name, key, meant[0])
 
 
 class SimpleServer(BaseServer):

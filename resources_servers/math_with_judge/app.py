@@ -64,7 +64,7 @@ class LibraryJudgeMathRunRequest(BaseRunRequest):
 
     question: str | None = None
     """For the judge; left out: what the user said last."""
-    expected_answer: Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+    expected_answer: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]
     """A number or LaTeX, with or without dollar signs."""
 
 

@@ -32,7 +32,7 @@ def _as_text(value: Any) -> Any:
 class StringMatchRunRequest(BaseRunRequest):
     """A row."""
 
-    expected_answer: Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+    expected_answer: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)]
     """A text, or with `match: regex` a regular expression; numbers are taken as text."""
     match: Literal["exact", "contains", "regex"] = "exact"
     """`exact` compares the whole answer, apart from white space around it."""

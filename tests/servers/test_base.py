@@ -209,6 +209,19 @@ def test_a_config_that_does_not_fit_its_class_is_explained(monkeypatch: pytest.M
         Counting.load_config_from_global_config()
 
 
+def test_a_setting_that_is_almost_spelled_right_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = {**ADDRESS, "domain": "other", "session_ttl": 5, "of_my_own": 1}
+    config = OmegaConf.create({"mine": {"resources_servers": {"counting": block}}})
+    monkeypatch.setattr(nemo_gym.global_config, "_GLOBAL_CONFIG_DICT", config)
+
+    with running_as("mine"):
+        Counting.load_config_from_global_config()
+
+    assert caplog.messages == ["mine has no setting 'session_ttl', so it is ignored; did you mean 'session_ttl_s'?"]
+
+
 def test_caps_are_divided_among_the_processes_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEMO_GYM_NUM_REPLICAS", "4")
 
