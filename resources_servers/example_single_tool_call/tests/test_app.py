@@ -1,4 +1,4 @@
-"""The example environment, asked over HTTP."""
+"""The example environment, asked over HTTP, and whole rollouts with scripted models."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,14 @@ from omegaconf import OmegaConf
 from nemo_gym.base_resources_server import BaseRunRequest
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.server_utils import ServerClient
+from nemo_gym.testing import MALFORMED, play
 from resources_servers.example_single_tool_call.app import (
     SimpleWeatherResourcesServer,
     SimpleWeatherResourcesServerConfig,
 )
 
 FOLDER = Path(__file__).parents[1]
+CONFIG = FOLDER / "configs" / "example_single_tool_call.yaml"
 ROWS = [json.loads(line) for line in (FOLDER / "data" / "example.jsonl").read_text().splitlines()]
 
 
@@ -79,3 +81,19 @@ def test_the_config_defines_the_environment_and_its_agent() -> None:
     agent = next(instance for instance in instances if instance.name.endswith("simple_agent"))
     (dataset,) = agent.datasets or []
     assert (root / dataset.jsonl_fpath).is_file()
+
+
+def test_whatever_a_model_says_is_rewarded_and_further_fields_stay() -> None:
+    rows = [{**row, "source": {"page": 7}} for row in ROWS]
+
+    results = play(CONFIG, rows, script={"rules": [{"reply": {"text": "I will not look it up."}}]})
+
+    assert [result["reward"] for result in results] == [1.0] * 5
+    assert all(result["source"] == {"page": 7} for result in results)
+
+
+@pytest.mark.parametrize("habit", MALFORMED)
+def test_a_model_that_does_not_play_along_is_rewarded_or_fails(habit: str) -> None:
+    (result,) = play(CONFIG, ROWS[:1], script=MALFORMED[habit])
+
+    assert result.get("reward") == 1.0 or result["_ng_failure_class"] == "agent_error"
