@@ -17,7 +17,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: help install install-ray dev quickstart test test-rl test-ray check lint types imports bench clean
+.PHONY: help install dev quickstart test test-rl test-ray check lint types imports bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -56,14 +56,12 @@ $(RL_VENV)/.installed: pyproject.toml
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
 	@$(RL_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -rs tests/rl
 
-# Ray is large and wanted by few, so it has an environment of its own.
+# Ray is large and wanted by few, so it gets an environment of its own, too.
 $(RAY_VENV)/.installed: pyproject.toml
+	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	@echo "installing Ray and the development tools into $(RAY_VENV) ..."
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) install-ray
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
 	@touch $@
-
-install-ray:
-	@$(install) -e '.[dev,ray]'
 
 test-ray: $(RAY_VENV)/.installed ## run the tests that need Ray, on a cluster of several nodes on this machine
 	@$(RAY_VENV)/bin/python -m pytest -q -k "test_ray or not_there" tests/distributed
