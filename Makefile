@@ -8,6 +8,7 @@ UV     := $(shell command -v uv 2>/dev/null)
 RL_VENV := .venv-rl
 TORCH   := torch==2.13.0
 RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6'
+RAY_TOOLS := 'pytest>=8.3' 'psutil>=6'
 
 COVERAGE_FLOOR := 90
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q -rs
@@ -18,7 +19,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: help install install-ray dev quickstart test test-rl test-ray check lint types imports bench chaos chaos-short \
+.PHONY: help install dev quickstart test test-rl test-ray check lint types imports bench chaos chaos-short \
 	clean
 
 help: ## this list
@@ -58,17 +59,16 @@ $(RL_VENV)/.installed: pyproject.toml
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
 	@$(RL_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -rs tests/rl
 
-# Ray is large and wanted by few, so it has an environment of its own.
+# Ray is large and wanted by few, so it gets an environment of its own, too.
 $(RAY_VENV)/.installed: pyproject.toml
-	@echo "installing Ray and the development tools into $(RAY_VENV) ..."
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) install-ray
+	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	@echo "installing Ray into $(RAY_VENV) ..."
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(RAY_TOOLS) -e '.[ray]'
 	@touch $@
 
-install-ray:
-	@$(install) -e '.[dev,ray]'
-
 test-ray: $(RAY_VENV)/.installed ## run the tests that need Ray, on a cluster of several nodes on this machine
-	@$(RAY_VENV)/bin/python -m pytest -q -k "test_ray or not_there" tests/distributed
+	@$(RAY_VENV)/bin/python -m pytest -q -rs tests/distributed/test_ray.py tests/distributed/test_without_a_cluster.py \
+		tests/rl/test_ray_actor.py
 
 lint: dev
 	$(BIN)/ruff check .
