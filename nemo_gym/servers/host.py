@@ -126,6 +126,7 @@ async def _host(names: list[str], replica: int, events: Events) -> int:
 
 
 async def _serve(hosted: list[Hosted], events: Events, stop: asyncio.Event) -> None:
+    event_loop.collect_garbage_less_often()
     servers = []
     for item in hosted:
         lane = DirectLane(item.app, item.name)

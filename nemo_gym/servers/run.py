@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
+from nemo_gym.event_loop import collect_garbage_less_often
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
@@ -54,6 +55,7 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
         app.add_middleware(DisconnectMiddleware, paths=server_class.CANCELLABLE_PATHS)
         if (token := server.required_token()) is not None:
             app.add_middleware(AuthMiddleware, token=token, instance_name=server.config.name)
+        collect_garbage_less_often()
         return app
     try:
         server = server_class.from_global_config()
@@ -71,6 +73,7 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
     app = server.complete_app()
     lane = DirectLane(app, server.config.name)
     served = guarded(DisconnectMiddleware(lane, server.CANCELLABLE_PATHS), server.required_token(), server.config.name)
+    collect_garbage_less_often()
     uvicorn.run(served, host=server.config.host, port=server.config.port, **uvicorn_settings())
     return app
 
