@@ -68,7 +68,7 @@ install-ray:
 	@$(install) -e '.[dev,ray]'
 
 test-ray: $(RAY_VENV)/.installed ## run the tests that need Ray, on a cluster of several nodes on this machine
-	@$(RAY_VENV)/bin/python -m pytest -q -k "test_ray or not_there" tests/distributed
+	@$(RAY_VENV)/bin/python -m pytest -q -k "test_ray or not_there" tests/distributed tests/rl
 
 lint: dev
 	$(BIN)/ruff check .
