@@ -17,7 +17,13 @@ from pydantic import PrivateAttr
 
 from nemo_gym.rl.calls import cancel_and_drain, deadline
 from nemo_gym.rl.failures import GymTransportError
-from nemo_gym.rl.gym_config import NemoGymConfig, head_server_of, max_nan_runs_of, parser_config_of
+from nemo_gym.rl.gym_config import (
+    NemoGymConfig,
+    adopt_settings,
+    head_server_of,
+    max_nan_runs_of,
+    parser_config_of,
+)
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.retry import RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.row_dispatch import RowDispatch
@@ -72,6 +78,8 @@ class NemoGym:
             helper.start(parser_config_of(self.cfg))
             self._run_helper = helper
             head = helper._server_client.head_server_config
+        else:
+            adopt_settings(self.cfg)
         collector = _Collector()
         collector.attach(head)
         self._collector = collector

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
-from nemo_gym.global_config import GlobalConfigDictParserConfig
+from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict
 from nemo_gym.keys import (
     HEAD_SERVER_KEY_NAME,
     POLICY_API_KEY_KEY_NAME,
@@ -36,7 +36,8 @@ class NemoGymConfig(TypedDict, total=False):
     initial_global_config_dict: Any
     """Everything else that `ng_run` would be told: `config_paths`, server blocks, settings."""
     head_server: dict[str, Any]
-    """`host` and `port` of the head server of a run to attach to; nothing is started then."""
+    """`host` and `port` of the head server of a run to attach to; nothing is started then. Of the settings above,
+    those of the HTTP client and `auth_token` still count."""
     port_range_low: int
     port_range_high: int
     invalid_tool_call_patterns: list[str] | None
@@ -51,6 +52,11 @@ def head_server_of(cfg: NemoGymConfig) -> BaseServerConfig | None:
     return None if head is None else BaseServerConfig(host=head["host"], port=head["port"])
 
 
+def adopt_settings(cfg: NemoGymConfig) -> None:
+    """Make what the trainer gave the config of this process, if it has none: clients look there for the run's token."""
+    get_global_config_dict(_parser_config(OmegaConf.create(_server_settings(cfg))))
+
+
 def max_nan_runs_of(cfg: NemoGymConfig) -> int:
     """How often a row with NaN log-probs is run; also read from among the settings of the servers."""
     runs: Any = cfg.get(NAN_RUNS_KEY, _initial(cfg).get(NAN_RUNS_KEY, 1))
@@ -62,17 +68,12 @@ def max_nan_runs_of(cfg: NemoGymConfig) -> int:
 
 def parser_config_of(cfg: NemoGymConfig) -> GlobalConfigDictParserConfig:
     """What `RunHelper.start` wants: a configuration, and not to look at this process's arguments."""
-    return GlobalConfigDictParserConfig(
-        dotenv_path=Path("nemo_gym_env.yaml"),
-        initial_global_config_dict=global_config_of(cfg),
-        skip_load_from_cli=True,
-    )
+    return _parser_config(global_config_of(cfg))
 
 
 def global_config_of(cfg: NemoGymConfig) -> DictConfig:
     """The configuration of the servers: what the trainer gave, and the policy it trains."""
-    config = dict(_initial(cfg))
-    config.pop(NAN_RUNS_KEY, None)
+    config = _server_settings(cfg)
     for source, key in (("model_name", POLICY_MODEL_NAME_KEY_NAME), ("base_urls", POLICY_BASE_URL_KEY_NAME)):
         if source not in cfg:
             raise ConfigError(
@@ -90,6 +91,16 @@ def global_config_of(cfg: NemoGymConfig) -> DictConfig:
     if address is not None:
         config.setdefault(RAY_HEAD_NODE_ADDRESS_KEY_NAME, address)
     return OmegaConf.create(config)
+
+
+def _parser_config(config: DictConfig) -> GlobalConfigDictParserConfig:
+    return GlobalConfigDictParserConfig(
+        dotenv_path=Path("nemo_gym_env.yaml"), initial_global_config_dict=config, skip_load_from_cli=True
+    )
+
+
+def _server_settings(cfg: NemoGymConfig) -> dict[str, Any]:
+    return {key: value for key, value in _initial(cfg).items() if key != NAN_RUNS_KEY}
 
 
 def _initial(cfg: NemoGymConfig) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import uvicorn
 import yaml
 from fastapi import FastAPI, Request, Response
 
+from nemo_gym import global_config
 from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.gym_config import NemoGymConfig
 from nemo_gym.servers.middleware import DisconnectMiddleware
@@ -71,8 +72,9 @@ def serve() -> Iterator[Callable[[FastAPI], int]]:
 
 
 @pytest.fixture
-def attached(serve: Callable[[FastAPI], int]) -> Iterator[Callable[..., NemoGym]]:
+def attached(serve: Callable[[FastAPI], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., NemoGym]]:
     """A `NemoGym` attached to a run with one agent, whose `/run` is what the test says."""
+    monkeypatch.setattr(global_config, "_GLOBAL_CONFIG_DICT", None)
     gyms: list[NemoGym] = []
 
     def attach(run: Handler, **settings: Any) -> NemoGym:

@@ -11,7 +11,7 @@ from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.failures import FailureClass, GymTransportError, NonContiguousTokensError, classify_rollout_failure
 from nemo_gym.rl.rollout_manager import RolloutManager
 
-ray: Any = pytest.importorskip("ray", reason="actors need Ray: install the extra `ray`")
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed; `make test-ray` runs these tests")
 
 
 @pytest.fixture(scope="module", autouse=True)

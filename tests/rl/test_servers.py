@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -25,6 +27,7 @@ from nemo_gym.rollout_collection import RolloutCollectionHelper
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 DATA = PARENT_DIR / "resources_servers/example_single_tool_call/data/example.jsonl"
 AGENT = "example_single_tool_call_simple_agent"
+TOKEN = "some-token"
 CONFIG: GenerationConfig = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -50,6 +53,7 @@ def gym_with_script(script: str) -> NemoGym:
         "config_paths": [ENVIRONMENT],
         "policy_model": {"responses_api_models": {"scripted_model": model}},
         "server_start_timeout_s": 90,
+        "auth_token": TOKEN,
     }
     return NemoGym(
         {"model_name": "scripted", "base_urls": ["http://127.0.0.1:1/v1"], "initial_global_config_dict": config}
@@ -120,11 +124,26 @@ def test_a_second_environment_attaches_to_the_run_and_leaves_it_running(gym: Nem
     assert len(asyncio.run(manager(gym).run_rollout(sample())).completions) == 4
 
 
+def attach_elsewhere(environment: NemoGym, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Attach in a process that has no config of its own, as a trainer or an actor has none."""
+    assert environment._run_helper is not None
+    head = environment._run_helper._server_client.head_server_config
+    cfg = {"head_server": {"host": head.host, "port": head.port}, "initial_global_config_dict": settings}
+    program = f"from nemo_gym.rl import NemoGym\nwith NemoGym({cfg!r}) as gym: print(gym.health_check())"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_run_with_a_token_lets_in_whoever_has_it(gym: NemoGym) -> None:
+    assert attach_elsewhere(gym, auth_token=TOKEN).stdout == "True\n"
+    assert "answers only to callers with the token of its run" in attach_elsewhere(gym).stderr
+
+
 async def server_pids(environment: NemoGym) -> set[int]:
     assert environment._run_helper is not None
     head = environment._run_helper._server_client.head_server_config
     url = f"http://{head.host}:{head.port}/server_instances"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         return {instance["pid"] for instance in await answer.json()}
 
 
