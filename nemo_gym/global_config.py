@@ -28,9 +28,10 @@ from nemo_gym.config.instances import (
 )
 from nemo_gym.config.interpolations import Resolved, resolve, to_config
 from nemo_gym.config.ports import address_problems, assign_addresses
-from nemo_gym.config.secrets import mask_secrets
+from nemo_gym.config.secrets import mask_message, mask_secrets
 from nemo_gym.config.settings import GlobalConfigDictParserConfig
 from nemo_gym.config.sources import read_sources
+from nemo_gym.config.trees import Tree
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import (
     AGENT_REF_KEY_NAME,
@@ -151,7 +152,8 @@ class GlobalConfigDictParser:
         )
 
     def read(self, settings: GlobalConfigDictParserConfig) -> tuple[DictConfig, list[ConfigError]]:
-        """The config as far as it can be made out, and everything that is wrong with it."""
+        """The config as far as it can be made out, and everything that is wrong with it, quoting no secret."""
+        merged: Tree = {}
         try:
             sources = read_sources(settings)
             if sources.problems:
@@ -171,7 +173,9 @@ class GlobalConfigDictParser:
                 assign_addresses(config, instances, _find_open_port_using_range, offline=settings.offline)
                 _hand_down_skip_verification(config, instances)
         except ConfigError as error:
-            return OmegaConf.create({}), [error]
+            config, problems = OmegaConf.create({}), [error]
+        for problem in problems:
+            problem.args = (mask_message(str(problem), merged),)
         return config, problems
 
     def _find_instances(

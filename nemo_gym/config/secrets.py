@@ -26,6 +26,8 @@ _HEADER = re.compile(r"""(?P<before>\bauthorization["']?\s*[:=]\s*["']?)[^\s"'][
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*(?P<name>[^\s,}]+)")
 _WHOLE_REFERENCE = re.compile(r"\s*\$\{\s*(?P<dots>\.*)(?P<path>[^\s.:${}][^:${}]*?)\s*\}\s*")
 
+_SHORTEST_SECRET = 6
+
 Path = tuple[str, ...]
 
 
@@ -52,6 +54,16 @@ def mask_url_passwords(text: str) -> str:
 def mask_tree(tree: Any) -> Any:
     """A copy of plain data with every secret masked; its shape, empty values and `${...}` references stay."""
     return _masked(tree, (), _referred_to_by_secret_keys(tree), secret=False)
+
+
+def mask_message(text: str, tree: Any) -> str:
+    """`text` with every secret of `tree` masked that it quotes; very short ones may be part of any word and stay."""
+    referred = _referred_to_by_secret_keys(tree)
+    for path, value, secret in _texts(tree, (), secret=False):
+        hidden = secret or any(path[:length] in referred for length in range(1, len(path) + 1))
+        if hidden and len(value) >= _SHORTEST_SECRET and not _WHOLE_REFERENCE.fullmatch(value):
+            text = text.replace(value, MASK)
+    return text
 
 
 def mask_secrets(config: DictConfig) -> None:

@@ -152,10 +152,21 @@ def with_json_body(kwargs: dict[str, Any]) -> dict[str, Any]:
 def json_bytes(value: Any) -> bytes:
     """`value` as JSON."""
     if not isinstance(value, BaseModel):
-        return orjson.dumps(value, default=_plain)
+        return _encoded(value)
     if type(value).model_dump is not BaseModel.model_dump:
-        return orjson.dumps(value.model_dump(exclude_unset=True), default=_plain)
+        return _encoded(value.model_dump(exclude_unset=True))
     return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
+
+
+def _encoded(value: Any) -> bytes:
+    """Numbers of more than 64 bits and halves of surrogate pairs are JSON, too, and orjson refuses them."""
+    try:
+        return orjson.dumps(value, default=_plain)
+    except TypeError as error:
+        try:
+            return stdlib_json.dumps(value, default=_plain, separators=(",", ":")).encode()
+        except (TypeError, ValueError):
+            raise error from None
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ FastAPI still describes them (OpenAPI) and still serves every endpoint that asks
 query parameters, dependencies, forms, several bodies, plain functions.
 """
 
+import json
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
@@ -127,5 +128,5 @@ def to_json(result: Any) -> bytes:
         return result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False)
     try:
         return orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:
-        return orjson.dumps(jsonable_encoder(result), option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # also for numbers of more than 64 bits
+        return json.dumps(jsonable_encoder(result), separators=(",", ":")).encode()

@@ -118,7 +118,10 @@ def check_all(instructions: list[Instruction], text: str) -> list[bool]:
 
 
 def _scores(rollout: dict[str, Any]) -> dict[str, float]:
-    followed = rollout["follow_instruction_list"]
+    followed = rollout.get("follow_instruction_list")
+    if not isinstance(followed, list) or not followed:  # not checked, as with skip_verification
+        return {}
+    followed = [bool(each) for each in followed]
     return {"accuracy": float(all(followed)), "instruction_accuracy": sum(followed) / len(followed)}
 
 

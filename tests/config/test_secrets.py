@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gym.config.secrets import holds_secret, is_secret_key, mask_secrets, mask_tree, mask_url_passwords
+from nemo_gym.config.secrets import (
+    holds_secret,
+    is_secret_key,
+    mask_message,
+    mask_secrets,
+    mask_tree,
+    mask_url_passwords,
+)
 
 
 @pytest.mark.parametrize(
@@ -203,3 +210,17 @@ def test_a_config_is_masked_in_place_whatever_its_flags() -> None:
 )
 def test_whether_a_config_holds_a_secret(tree: dict[str, Any], secret: bool) -> None:
     assert holds_secret(OmegaConf.create(tree)) is secret
+
+
+def test_a_message_that_quotes_a_secret_is_masked_wherever_the_secret_stands() -> None:
+    tree = {
+        "a": [{"api_key": "hunter22"}],
+        "hf_token": "${mine}",
+        "mine": "s3cret-text",
+        "other": "harmless",
+        "x_token": "no",
+    }
+
+    text = mask_message("hunter22, s3cret-text and harmless, no more", tree)
+
+    assert text == "****, **** and harmless, no more"

@@ -20,7 +20,7 @@ from nemo_gym import global_config
 from nemo_gym.cli.command import Command
 from nemo_gym.log import LOGGER_NAME
 
-FEW = 30
+FEW = 20
 FOLDER = Path(__file__).parent
 
 
