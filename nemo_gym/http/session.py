@@ -6,7 +6,8 @@ A session belongs to the loop it was made in. Threads with loops of their own an
 Stale connections. A server may close an idle connection at the very moment a request is written to
 it; the client then sees a disconnect and cannot know whether the request was carried out. Trying
 again could run a tool twice, so it is not done: idle connections are dropped here after
-`KEEPALIVE_TIMEOUT_S`, well before our servers drop them (30 s), and aiohttp's own habit of
+`KEEPALIVE_TIMEOUT_S`, long before our servers drop them (300 s: both sides may lag behind by minutes
+when thousands of calls are under way, and clocks count from when each got round to it), and aiohttp's own habit of
 repeating GET, PUT and DELETE after a disconnect is switched off.
 """
 
@@ -22,9 +23,8 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 import orjson
-from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from nemo_gym.http.connector import GymConnector
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, settings_of_process
 
@@ -40,7 +40,7 @@ class LoopSession:
     """One event loop's session."""
 
     client: ClientSession
-    connector: GymConnector
+    connector: "GymConnector"
     keeper: AsyncGenerator[None, None]
     """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
 
@@ -58,6 +58,17 @@ class _Sessions:
 
 
 _SESSIONS = _Sessions()
+
+
+class GymConnector(TCPConnector):
+    """A connection pool whose limits can be raised while it is in use."""
+
+    def ensure_capacity(self, connections: int) -> None:
+        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
+        if self._limit_per_host:
+            self._limit_per_host = max(self._limit_per_host, connections)
+        if self._limit:
+            self._limit = max(self._limit, connections)
 
 
 def get_global_aiohttp_client(

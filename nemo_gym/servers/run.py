@@ -85,7 +85,7 @@ def uvicorn_settings() -> dict[str, Any]:
         "log_level": "info" if config.get("uvicorn_logging_show_200_ok") else "warning",
         "access_log": bool(config.get("uvicorn_logging_show_200_ok")),
         "timeout_graceful_shutdown": 0.5,
-        "timeout_keep_alive": 30,  # longer than the 15 s for which our clients keep a connection
+        "timeout_keep_alive": 300,  # far longer than our clients keep a connection (15 s), however far they lag behind
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
         "ws": "none",
