@@ -12,6 +12,8 @@ NEMO_GYM_DEBUG_ENV_VAR_NAME = "NEMO_GYM_DEBUG"
 NEMO_GYM_PARENT_PID_ENV_VAR_NAME = "NEMO_GYM_PARENT_PID"
 """Set by a launcher: the server ends when this process is no longer its parent."""
 NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME = "NEMO_GYM_NUM_REPLICAS"
+NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME = "NEMO_GYM_SECRET_OPTIONS"
+"""Options for a shard that must not stand on a command line, which everybody can read, as JSON."""
 
 # Server types, in the order they are listed to people
 MODELS_TYPE = "responses_api_models"

@@ -38,7 +38,7 @@ def warn_if_open_to_others(config: DictConfig, planned: Sequence[PlannedServer])
 
 
 def show_token(token: str) -> None:
-    """Tell whoever started the servers, and nobody else: what they print is not kept in a log of ours."""
+    """Tell whoever started the servers, on stdout."""
     print(
         f"The token of this run, shown this once: {token}\n"
         f"Commands and clients of this run need `{AUTH_TOKEN_KEY_NAME}: <token>` in their env.yaml.",

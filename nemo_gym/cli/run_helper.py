@@ -22,7 +22,7 @@ from nemo_gym.cli.fleet import Fleet
 from nemo_gym.cli.launch_errors import HeadServerStoppedError, ServerStartError
 from nemo_gym.cli.output import open_log_folder
 from nemo_gym.cli.plan import PlannedServer, PlanSettings, plan_servers
-from nemo_gym.cli.preflight import check_ports, identify_run, show_token, warn_if_open_to_others
+from nemo_gym.cli.preflight import check_ports, identify_run, warn_if_open_to_others
 from nemo_gym.cli.pythons import Pythons
 from nemo_gym.cli.units import Alone, Host, RunContext
 from nemo_gym.cli.validation import validate_options
@@ -59,6 +59,8 @@ class RunHelper:
         self._is_stopping = False  # no Event: setting one in a signal handler can deadlock with waiting for it
         self._shutdown_lock = threading.RLock()
         self._grace_s: float | None = None
+        self.made_token: str | None = None
+        """The token that `start` made because the config says `auth_token: auto`."""
         self._run_id = ""
         self._settings = RunConfig()
         self._fleet: Fleet | None = None
@@ -150,12 +152,10 @@ class RunHelper:
         self._settings = settings = validate_options(RunConfig, config, "ng_run")
         planned = _plan(config, settings)
         self._run_id = identify_run(config)
-        made_token = make_auth_token(config)
+        self.made_token = make_auth_token(config)
         if not settings.dry_run:
             check_ports(config, planned)
             warn_if_open_to_others(config, planned)
-            if made_token is not None:
-                show_token(made_token)
         self._warden = warden = Warden()
         pythons = Pythons(config, settings, warden, lambda: self._is_stopping)
         pythons.prepare(planned)

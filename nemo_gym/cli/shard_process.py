@@ -4,12 +4,15 @@ The options are those of `ng_collect_rollouts`, and unlike that command it start
 worker that started it holds the other end of its stdin and stdout.
 """
 
+import json
+import os
 import sys
 
 from nemo_gym.cli.command import Command, Loading
 from nemo_gym.cli.e2e import collect_with_servers
 from nemo_gym.distributed.channel import Channel, SteeredCollector
 from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME
 from nemo_gym.open_files import raise_open_file_limit
 from nemo_gym.rollouts.config import RolloutCollectionConfig
 
@@ -27,7 +30,8 @@ def main() -> None:
         channel.send({"summary": summary.as_json()})
         return summary.exit_code
 
-    Command(collect, RolloutCollectionConfig, "ng_collect_rollouts", Loading()).run(sys.argv[1:])
+    secret = json.loads(os.environ.pop(NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME, "[]"))
+    Command(collect, RolloutCollectionConfig, "ng_collect_rollouts", Loading()).run([*secret, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.distributed.messages import Instruction, Report, ShardEnd, ShardOrder
+from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME
 from nemo_gym.rollouts.lock import OutputInUseError, RunLock
+from nemo_gym.rollouts.masked import masked_command
 from nemo_gym.rollouts.paths import RolloutPaths
 from nemo_gym.rollouts.progress_state import ProgressState
 
@@ -88,14 +90,16 @@ class _Child:
 def _started(order: ShardOrder) -> Iterator[tuple["subprocess.Popen[bytes]", _Child]]:
     paths = RolloutPaths(order.output)
     paths.log.parent.mkdir(parents=True, exist_ok=True)
+    shown = [argument for argument in order.arguments if masked_command([argument]) == [argument]]
+    secret = json.dumps([argument for argument in order.arguments if argument not in shown])
     with paths.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, *order.arguments],
+            [sys.executable, "-m", _PROGRAM, *shown],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=order.folder,
-            env={**os.environ, **order.environment},
+            env={**os.environ, **order.environment, NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME: secret},
             start_new_session=True,
         )
     try:

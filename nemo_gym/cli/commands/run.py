@@ -17,10 +17,13 @@ def main(config: RunConfig) -> None:
         ng_run "+config_paths=[my_environment.yaml,my_model.yaml]" +head_server.port=0 +num_replicas=4
         ng_run "+config_paths=[my_environment.yaml,my_model.yaml]" +dry_run=true
     """
+    from nemo_gym.cli.preflight import show_token
     from nemo_gym.cli.run_helper import RunHelper
     from nemo_gym.cli.signals import stopping_on_signals
 
     helper = RunHelper()
     with stopping_on_signals(helper):
         helper.start()
+        if helper.made_token is not None:
+            show_token(helper.made_token)
         helper.run_forever()

@@ -1,5 +1,9 @@
 """Who starts servers that others can reach is told so, and gets a token by asking for one."""
 
+import json
+import re
+import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,6 +16,7 @@ from nemo_gym.server_status import StatusCommand
 
 WriteServer = Callable[..., Path]
 StartRun = Callable[..., RunHelper]
+RunCommand = Callable[..., "subprocess.Popen[str]"]
 
 
 def test_servers_that_others_can_reach_start_with_one_warning(
@@ -27,22 +32,42 @@ def test_servers_that_others_can_reach_start_with_one_warning(
 
 
 def test_auto_makes_a_token_shows_it_once_and_the_servers_ask_for_it(
-    write_server: WriteServer,
-    start_run: StartRun,
-    apps: dict[str, str],
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    write_server: WriteServer, ng_run: RunCommand, apps: dict[str, str], free_port: int
 ) -> None:
     write_server("one", apps["gym"])
-    helper = start_run("one", auth_token="auto", default_host="0.0.0.0")
+    process = ng_run("one", auth_token="auto", default_host="0.0.0.0", head_server={"port": free_port})
+    assert process.stdout is not None
+    printed = ""
+    for line in process.stdout:
+        printed += line
+        if "env.yaml" in line:
+            break
 
-    client = helper._server_client
-    token = client.auth_token
-    assert token not in (None, "auto")
-    printed = capfd.readouterr()
-    assert (printed.out + printed.err).count(str(token)) == 1
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
-    [server] = StatusCommand(client.head_server_config).discover_servers()
-    assert server.status == "success"
+    found = re.findall(r"shown this once: (\S{40,})\n", printed)
+    [token] = found
+    head = f"http://127.0.0.1:{free_port}/server_instances"
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/openapi.json", timeout=10)
+        urllib.request.urlopen(head, timeout=10)
+    request = urllib.request.Request(head, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        [server] = json.loads(answer.read())
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://127.0.0.1:{server['port']}/openapi.json", timeout=10)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (printed + out + err).count(token) == 1
+    assert "whoever can reach this machine" not in err
+
+
+def test_a_program_gets_the_token_and_nothing_is_printed(
+    write_server: WriteServer, start_run: StartRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_server("one")
+    helper = start_run("one", auth_token="auto")
+
+    assert helper.made_token == helper._server_client.auth_token
+    printed = capfd.readouterr()
+    assert str(helper.made_token) not in printed.out + printed.err
+    assert [server.status for server in StatusCommand(helper._server_client.head_server_config).discover_servers()] == [
+        "success"
+    ]
