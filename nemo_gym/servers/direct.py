@@ -103,8 +103,8 @@ class DirectLane:
         headers.append(self._sessions.header(session))
         if isinstance(answer, Answer):
             return answer
-        if answer.background is None and isinstance(getattr(answer, "body", None), bytes):
-            return Answer(status, headers, bytes(answer.body))  # nothing follows it: no need for ASGI
+        if _is_plain(answer):
+            return Answer(status, headers, bytes(answer.body))
         answer.raw_headers = headers
         return answer
 
@@ -126,6 +126,12 @@ class DirectLane:
             return handlers[error.status_code]
         kinds = (kind for kind in type(error).__mro__ if kind not in (Exception, BaseException, object))
         return next((handlers[kind] for kind in kinds if kind in handlers), None)
+
+
+def _is_plain(response: Response) -> bool:
+    """Whether status, headers and body are all there is to an answer, so that it needs no ASGI to be sent."""
+    sends_itself = type(response).__call__ is not Response.__call__
+    return not sends_itself and response.background is None and isinstance(getattr(response, "body", None), bytes)
 
 
 def _direct_calls(routes: list[BaseRoute]) -> dict[tuple[str, str], DirectCall]:
