@@ -11,7 +11,7 @@ JUMPS = ("-3600", "34560000", "-86400", "7200")
 """Seconds, from the true time: an hour back, 400 days ahead, a day back, two hours ahead."""
 
 
-@scenario("clock set back and forth by hours and days", short=True)
+@scenario("clock set back and forth by hours and days")
 def clock_jumps(lab: Lab) -> Tally:
     """Sessions, retries, time limits and files do not mind."""
     clock = lab.folder / "clock"

@@ -34,7 +34,7 @@ def killed(lab: Lab) -> Tally:
     return _interrupted(lab, 4, signal.SIGKILL)
 
 
-@scenario("collector stopped (SIGTERM)", short=True)
+@scenario("collector stopped (SIGTERM)")
 def stopped(lab: Lab) -> Tally:
     """In good order."""
     return _interrupted(lab, 2, signal.SIGTERM)

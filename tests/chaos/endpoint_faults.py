@@ -69,4 +69,4 @@ def _add(fault: str, *, short: bool) -> None:
 
 
 for _fault in FAULTS:
-    _add(_fault, short=_fault in ("429 with Retry-After", "truncated bodies", "black hole"))
+    _add(_fault, short=_fault in ("429 with Retry-After", "black hole"))

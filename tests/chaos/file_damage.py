@@ -84,7 +84,7 @@ def failures(lab: Lab) -> Tally:
     return _damaged(lab, lambda paths: paths.failures)
 
 
-@scenario("torn or garbage tail: materialized inputs", short=True)
+@scenario("torn or garbage tail: materialized inputs")
 def materialized_inputs(lab: Lab) -> Tally:
     """The rows of the run."""
     return _damaged(lab, lambda paths: paths.materialized_inputs)

@@ -108,7 +108,8 @@ class Fleet:
             return {entry["process_name"]: entry["pid"] for entry in json.load(answer)}
 
     def signal_server(self, name: str, number: signal.Signals) -> int:
-        """Signal the process of a server; its pid."""
+        """Signal the process of a server, once it is there if it is being started again; its pid."""
+        self.launcher.wait_until(lambda: name in self.pids())
         pid = self.pids()[name]
         os.kill(pid, number)
         return pid

@@ -176,6 +176,18 @@ def _silent_one_after_the_other(lab: Lab, note: Add, components: Sequence[str]) 
     finished = _small_finished_run(lab, fleet, "silent")
     for component in components:
         _each_command(lab, fleet, component, "silent", note, finished)
+    if len(components) > 1:
+        _head_silent(lab, note, fleet, finished)
+    pids = fleet.pids()
+    for component in components:
+        os.kill(pids[component], signal.SIGSTOP)
+    fleet.launcher.send(signal.SIGTERM)
+    (row,) = _ended(components[-1], "silent", {"shutdown": fleet.launcher}, time.monotonic())
+    row.must_name, row.component = True, " and ".join(components)
+    note(row)
+
+
+def _head_silent(lab: Lab, note: Add, fleet: Fleet, finished: Path) -> None:
     fleet.launcher.send(signal.SIGSTOP)
     since_s = time.monotonic()
     folder = lab.folder / "head-silent"
@@ -185,13 +197,6 @@ def _silent_one_after_the_other(lab: Lab, note: Add, components: Sequence[str]) 
     for row in _ended(HEAD, "silent", clients, since_s):
         note(row)
     fleet.launcher.send(signal.SIGCONT)
-    pids = fleet.pids()
-    for component in components:
-        os.kill(pids[component], signal.SIGSTOP)
-    fleet.launcher.send(signal.SIGTERM)
-    (row,) = _ended(components[-1], "silent", {"shutdown": fleet.launcher}, time.monotonic())
-    row.must_name, row.component = True, " and ".join(components)
-    note(row)
 
 
 def _collect_anew(fleet: Fleet, finished: Path) -> list[str]:

@@ -59,17 +59,14 @@ def _config() -> dict[str, Any]:
     return config
 
 
-def _collected(lab: Lab, agent: str, rows: list[str]) -> tuple[Job, dict[str, Any], str]:
+def _collected(lab: Lab, agent: str, rows: list[str]) -> tuple[Job, dict[str, Any]]:
     fleet = lab.shared.fleet("honesty-servers", _config)
     job = Job(lab, fleet, rows=ROWS, repeats=1, agent=agent, options=("+max_attempts=2",))
     (job.folder / "in.jsonl").write_text("".join(row.replace(AGENT, agent) + "\n" for row in rows))
     with job.collecting("+json=true") as collector:
         collector.wait()
         summary = json.loads(collector.stdout_path.read_text())
-    with job.collecting("+retry_exhausted=false", name="words") as again:
-        again.wait()
-        words = again.printed
-    return job, summary, words
+    return job, summary
 
 
 def _rows(lab: Lab) -> tuple[list[str], int]:
@@ -83,8 +80,11 @@ def _rows(lab: Lab) -> tuple[list[str], int]:
 
 def _check(lab: Lab, add: Callable[[Any], None]) -> None:
     rows, failing = _rows(lab)
-    whole, whole_summary, _ = _collected(lab, AGENT, rows)
-    job, summary, words = _collected(lab, "failing_agent", rows)
+    whole, whole_summary = _collected(lab, AGENT, rows)
+    job, summary = _collected(lab, "failing_agent", rows)
+    with job.collecting(name="words") as again:  # there is nothing to do but to say it once more, to people
+        again.wait()
+        words = again.printed
     truth = whole_summary["key_metrics"][AGENT]["mean/reward"]
     score = summary["key_metrics"]["failing_agent"]["mean/reward"]
     coverage = summary["coverage"]["failing_agent"]

@@ -126,7 +126,7 @@ def _write_rows(path: Path, number: int) -> None:
 def _million_rows(folder: Path, add: Callable[[Any], None]) -> None:
     cost_us: dict[int, float] = {}
     with serve(FakeRun("alpha")) as run:
-        for rows in (250_000, 1_000_000):
+        for rows in (100_000, 1_000_000):
             cost_us[rows], printed = _cost_before_first_request(run, folder / str(rows), rows)
     few, many = cost_us.values()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -140,7 +140,7 @@ def _million_rows(folder: Path, add: Callable[[Any], None]) -> None:
     )
     add(
         LoadRow(
-            "… compared with 250,000 rows: grows linearly",
+            "… compared with 100,000 rows: grows linearly",
             f"{many / few:.2f} times per row",
             "1.25 times",
             many <= 1.25 * few,

@@ -81,6 +81,8 @@ class Report:
     is_short: bool
     rows: list[Row] = field(default_factory=list)
     took_s: float = 0.0
+    cpu_s: float = 0.0
+    """Of all processes: what it would take on one core that nobody else uses."""
 
     def print_head(self) -> None:
         """The names of the columns."""
@@ -101,7 +103,7 @@ class Report:
         """All of it in one line."""
         bad = sum(not row.is_good for row in self.rows)
         kept = "every promise held" if self.is_good else f"{bad} of {len(self.rows)} FAILED"
-        return f"{kept}: {self._totals()}, {self.took_s:.0f} s, seed {self.seed}"
+        return f"{kept}: {self._totals()}, {self.took_s:.0f} s ({self.cpu_s:.0f} s of CPU time), seed {self.seed}"
 
     def _totals(self) -> str:
         tallies = [row.tally for row in self.rows if isinstance(row, ScenarioRow)]
@@ -113,14 +115,16 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         rows = [{"table": type(row).__name__, "is_good": row.is_good, **asdict(row)} for row in self.rows]  # type: ignore[call-overload]
-        return {"seed": self.seed, "short": self.is_short, "took_s": self.took_s, "rows": rows}
+        return {"seed": self.seed, "short": self.is_short, "took_s": self.took_s, "cpu_s": self.cpu_s, "rows": rows}
 
     def as_markdown(self) -> str:
         """The tables of the page."""
         machine = (
             f"{os.cpu_count()} cores, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}"
         )
-        parts = [f"Seed {self.seed}, {self.took_s:.0f} s on {machine}: {self._totals()}."]
+        parts = [
+            f"Seed {self.seed}; {self.took_s:.0f} s, {self.cpu_s:.0f} s of CPU time ({machine}); {self._totals()}."
+        ]
         for kind, (title, columns) in _TABLES.items():
             rows = sorted(row.cells() for row in self.rows if type(row).__name__ == kind)
             if rows:
