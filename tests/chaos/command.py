@@ -5,6 +5,7 @@ import json
 import random
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -37,6 +38,7 @@ AT_ONCE = 4
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 when every promise held."""
     given = _parsed(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a script it is ignored
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     report = Report(seed=seed, is_short=given.short)
     print(f"seed {seed} (CHAOS_SEED={seed} repeats it)", flush=True)

@@ -52,6 +52,7 @@ class Command:
                 stdout=out,
                 stderr=err,
                 preexec_fn=before,
+                start_new_session=True,  # else the kernel lets stopped ones go on when the shell above us ends
             )
         self.pid = self._process.pid
         self.ended_s = 0.0
