@@ -158,7 +158,7 @@ def test_the_limits_of_the_command_hold_for_python_too(fake_run: FakeRun) -> Non
     fake_run.answer = answer
     write_rows(Path("in.jsonl"), [*rows_of(3), *rows_of(3, "beta")])
 
-    results = run(rollout_timeout_s=0.2, max_attempts=1, num_samples_in_parallel={"beta": 1, "_default": 2}, limit=6)
+    results = run(rollout_timeout_s=2, max_attempts=1, num_samples_in_parallel={"beta": 1, "_default": 2}, limit=6)
 
     assert [result.get("_ng_failure_class") for result in results] == ["timeout", None, None, "timeout", None, None]
     assert "rollout_timeout_s=0.2" in results[0]["_ng_failure_message"]

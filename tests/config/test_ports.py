@@ -155,11 +155,11 @@ def listening() -> socket.socket:
 def test_a_free_port_is_one_nothing_listens_on() -> None:
     with listening() as busy:
         taken = busy.getsockname()[1]
-        low, high = (taken - 1, taken) if taken > 1024 else (taken, taken + 1)
-        found = find_open_port([], low, high)
+        low, high = taken - 8, taken  # some of the neighbours may be in use, too
+        found = {find_open_port([], low, high) for _ in range(20)}
 
-    assert found != taken
-    assert low <= found <= high
+    assert taken not in found
+    assert all(low <= port <= high for port in found)
 
 
 def test_the_only_port_that_is_not_disallowed_is_found() -> None:
