@@ -161,7 +161,7 @@ def test_the_limits_of_the_command_hold_for_python_too(fake_run: FakeRun) -> Non
     results = run(rollout_timeout_s=2, max_attempts=1, num_samples_in_parallel={"beta": 1, "_default": 2}, limit=6)
 
     assert [result.get("_ng_failure_class") for result in results] == ["timeout", None, None, "timeout", None, None]
-    assert "rollout_timeout_s=0.2" in results[0]["_ng_failure_message"]
+    assert "rollout_timeout_s=2;" in results[0]["_ng_failure_message"]
     assert results[0]["_ng_started_at"] < results[0]["_ng_ended_at"]
     assert fake_run.most_in_flight <= 3
 
