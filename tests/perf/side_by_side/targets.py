@@ -34,11 +34,6 @@ class Load:
         """CPU per rollout over the floor's."""
         return self.cpu_ms / self.floor_cpu_ms
 
-    @property
-    def rate_ratio(self) -> float:
-        """Rollouts per second over the floor's."""
-        return self.per_s / self.floor_per_s
-
 
 @dataclass
 class Findings:
@@ -63,7 +58,8 @@ class Findings:
         """Each target, what was found, and whether it is met."""
         at = {(load.in_flight, load.delay_ms, load.replicas): load for load in self.loads}
         base, wide = at[64, 0, 1], at[1024, 0, 1]
-        best = max((load for load in self.loads if load.delay_ms == 0), key=lambda load: load.rate_ratio)
+        best = max((load for load in self.loads if load.delay_ms == 0), key=lambda load: load.per_s)
+        rate_ratio = best.per_s / max(load.floor_per_s for load in self.loads)
         rows = [
             (
                 f"CPU per rollout at most {MOST_CPU:g} x the floor (64 in flight)",
@@ -71,9 +67,9 @@ class Findings:
                 base.cpu_ratio <= MOST_CPU,
             ),
             (
-                f"rollouts/s at least {LEAST_RATE:g} x the floor's",
-                f"{best.rate_ratio:.2f} x ({best.per_s:.0f}/s, {best.in_flight} in flight, {best.replicas} replicas)",
-                best.rate_ratio >= LEAST_RATE,
+                f"most rollouts/s at least {LEAST_RATE:g} x the floor's most",
+                f"{rate_ratio:.2f} x ({best.per_s:.0f}/s, {best.in_flight} in flight, {best.replicas} replicas)",
+                rate_ratio >= LEAST_RATE,
             ),
             (
                 "1,024 in flight no worse than 64 (CPU per rollout)",
