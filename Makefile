@@ -95,7 +95,7 @@ bench: dev ## ratios of what we cost to what the work itself costs
 
 chaos: dev ## faults, hanging servers, load, bad input: every promise put to the test; CHAOS_SEED=7 repeats a run
 	$(BIN)/python -m tests.chaos $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --docs --json results/chaos.json
-	$(PYTEST) tests/fuzz --fuzz-examples 100 $(if $(CHAOS_SEED),--fuzz-seed $(CHAOS_SEED))
+	$(PYTEST) --dist load tests/fuzz --fuzz-examples 30 $(if $(CHAOS_SEED),--fuzz-seed $(CHAOS_SEED))
 
 chaos-short: dev
 	$(BIN)/python -m tests.chaos --short $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))

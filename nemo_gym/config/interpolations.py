@@ -72,35 +72,41 @@ class Resolved:
 def resolve(config: DictConfig, tree: Tree) -> Resolved:
     """Resolve `config`, whose plain data is `tree`; what cannot be resolved stays as it is written."""
     resolver = _Resolver()
-    resolved: Tree = resolver.resolve(config, tree, "")
-    unsettled = {path_parts(path)[0] for path in resolver.unsettled}
+    resolved: Tree = {}
+    unsettled: set[str] = set()
+    for name, value in tree.items():
+        before = resolver.unsettled
+        resolved[name] = resolver.value(config, tree, name, value, "")
+        if resolver.unsettled > before:
+            unsettled.add(name)
     return Resolved(resolved, resolver.problems(tree), unsettled)
 
 
 class _Resolver:
     def __init__(self) -> None:
-        self.unsettled: list[str] = []
+        self.unsettled = 0
         self._failures: list[tuple[str, str, OmegaConfBaseException]] = []
 
-    def resolve(self, live: DictConfig | ListConfig, node: Any, path: str) -> Any:
+    def _resolve(self, live: DictConfig | ListConfig, node: Any, path: str) -> Any:
         """Plain data for `node`; `live` is its counterpart in the config."""
-        values = ((key, self._value(live, node, key, value, path)) for key, value in children(node))
+        values = ((key, self.value(live, node, key, value, path)) for key, value in children(node))
         return [value for _, value in values] if isinstance(node, list) else dict(values)
 
-    def _value(self, live: Any, node: Any, key: Any, value: Any, path: str) -> Any:
+    def value(self, live: Any, node: Any, key: Any, value: Any, path: str) -> Any:
+        """What `value`, which `node` holds under `key`, stands for; `live` is the counterpart of `node`."""
         here = child_path(path, node, key)
         if value == MISSING:
-            self.unsettled.append(here)
+            self.unsettled += 1
             return value
         if not _may_need_resolving(value):
             return value
         try:
             stands_for = live[key]
             if not isinstance(value, str):
-                return self.resolve(stands_for, value, here)
+                return self._resolve(stands_for, value, here)
             return OmegaConf.to_container(stands_for, resolve=True) if OmegaConf.is_config(stands_for) else stands_for
         except OmegaConfBaseException as error:
-            self.unsettled.append(here)
+            self.unsettled += 1
             self._failures.append((here, value, error))
             return value
 

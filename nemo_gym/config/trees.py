@@ -31,7 +31,7 @@ def child_path(path: str, node: Any, key: Any) -> str:
     """The path of what `node`, itself at `path`, holds under `key`."""
     if isinstance(node, list):
         return f"{path}[{key}]"
-    return f"{path}.{key}" if path else str(key)
+    return f"{path}.{key}" if path else str(key) or "''"
 
 
 def children(node: Any) -> Iterator[tuple[Any, Any]]:

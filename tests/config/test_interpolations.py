@@ -132,3 +132,12 @@ def test_a_value_no_config_can_hold_is_named_by_its_place() -> None:
 )
 def test_the_names_an_interpolation_uses_are_found(text: str, names: set[str]) -> None:
     assert names_used_by_interpolations({"x": [{"y": text}]}) == names
+
+
+@pytest.mark.parametrize("name", ["", "${b", "a.b", "[0]", "."])
+def test_a_name_that_is_no_path_is_reported_like_any_other(name: str) -> None:
+    found = resolved({name: "${nowhere}", "fine": 1})
+
+    assert found.unsettled == {name}
+    assert found.tree == {name: "${nowhere}", "fine": 1}
+    assert "'nowhere' is not set" in str(found.problems[0])

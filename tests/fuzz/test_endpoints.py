@@ -87,7 +87,9 @@ def config_of(folder: Path) -> dict[str, Any]:
     for name in ("math_with_judge", "equivalence_llm_judge"):
         of(name).update(judge_model_server=judge, judge_responses_create_params={"input": []})
     of("azure_openai_model")["default_query"] = {"api-version": "1"}
-    of("vllm_model").update(return_token_id_information=False, uses_reasoning_parser=True)
+    of("vllm_model")["return_token_id_information"] = False
+    for name in ("azure_openai_model", "inference_provider", "vllm_model"):
+        of(name)["uses_reasoning_parser"] = True  # the scripted model splits reasoning off
     return config
 
 
