@@ -1,4 +1,4 @@
-"""The answer of a colocated server, to its caller the same as aiohttp's `ClientResponse`.
+"""A whole answer, of a colocated server or one asked over a bare connection: to its caller aiohttp's `ClientResponse`.
 
 The body is already there, so nothing here waits; the methods are coroutines because aiohttp's are.
 """
@@ -27,7 +27,7 @@ _FLAGS = ("secure", "httponly", "partitioned")
 
 
 class LocalResponse:
-    """An answer that came without a socket."""
+    """An answer that needs no socket any more."""
 
     history: tuple[()] = ()
     closed = True
@@ -42,6 +42,7 @@ class LocalResponse:
         body: bytes,
         *,
         broken: bool = False,
+        sent_headers: RawHeaders | None = None,
     ) -> None:
         self.method = method
         self.status = status
@@ -49,6 +50,7 @@ class LocalResponse:
         self._url = url
         self._body = body
         self._broken = broken
+        self._sent_headers = sent_headers
         self._headers: CIMultiDictProxy[str] | None = None
         self._cookies: SimpleCookie | None = None
         self._content: aiohttp.StreamReader | None = None
@@ -78,7 +80,8 @@ class LocalResponse:
     @property
     def request_info(self) -> aiohttp.RequestInfo:
         """What was asked for."""
-        return aiohttp.RequestInfo(self.url, self.method, CIMultiDictProxy(CIMultiDict()), self.url)
+        sent = CIMultiDict((_text(name), _text(value)) for name, value in self._sent_headers or ())
+        return aiohttp.RequestInfo(self.url, self.method, CIMultiDictProxy(sent), self.url)
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:

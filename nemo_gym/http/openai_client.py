@@ -27,11 +27,11 @@ from nemo_gym.http.request import (
     call_failure,
     parse_json,
     response_error,
+    try_once,
     with_json_body,
 )
 from nemo_gym.http.retry import Tries
-from nemo_gym.http.seams import replaceable
-from nemo_gym.http.session import current_settings, get_global_aiohttp_client
+from nemo_gym.http.session import current_settings
 
 RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
 RETRY_ERROR_CODES = [*RATE_LIMIT_ERROR_CODES, 500]
@@ -130,8 +130,7 @@ def _timeout(total_s: float, connect_s: float) -> ClientTimeout:
 
 
 async def _attempt(call: Call, kwargs: dict[str, Any]) -> Any:
-    client = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)()
-    async with client.request(method=call.method, url=call.url, **kwargs) as response:
+    async with await try_once(call.method, call.url, kwargs, whole=True) as response:
         body = await response.read()
         if not response.ok:
             raise response_error(response, body)

@@ -11,7 +11,7 @@ import errno
 import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 import orjson
@@ -29,21 +29,25 @@ from nemo_gym.http.errors import (
     ServerUnreachableError,
     excerpt,
 )
-from nemo_gym.http.local_request import JSON_CONTENT_TYPE, JSON_HEADERS
+from nemo_gym.http.local_request import JSON_CONTENT_TYPE, JSON_HEADERS, local_request
 from nemo_gym.http.retry import Tries
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.session import (
     current_settings,
     get_global_aiohttp_client,
     is_global_aiohttp_client_request_debug_enabled,
+    wire_pool,
 )
+from nemo_gym.http.wire import CannotConnectError, target_of
 from nemo_gym.keys import MASK
 
 logger = logging.getLogger(__name__)
 
 NEVER_HEALS = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)
-NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnectError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _SHORTEST_SECRET = 6
 """What is shorter is no secret worth the name, and would turn up in any text."""
@@ -85,9 +89,8 @@ async def send(
     tries = Tries(current_settings().retry_between_servers)
     while True:
         url = choose_url()
-        client = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)()
         try:
-            return await client.request(method=method, url=url, **kwargs)
+            return await try_once(method, url, kwargs, whole=internal)
         except TRANSPORT_ERRORS as error:
             pause_s = tries.pause_after_failure()
             call = Call(method, url, server_name, internal)
@@ -97,6 +100,20 @@ async def send(
             not_sent()
         tries.warn_of_first(mask_url_passwords(url.partition("?")[0]), str(failure))
         await asyncio.sleep(pause_s)
+
+
+async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool) -> ClientResponse:
+    """Send one request once; `whole` says that its answer is of no use before it is complete."""
+    client_of_loop = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)
+    is_plain = whole and method.upper() != "HEAD" and client_of_loop is get_global_aiohttp_client
+    target = target_of(url) if is_plain else None
+    request = None if target is None else local_request(method, target.origin, target.path, kwargs)
+    if target is not None and request is not None:
+        timeout_s = request.timeout_s or current_settings().http_total_timeout_s
+        answer = await wire_pool().exchange(target, request, timeout_s)
+        if answer.status not in REDIRECTS or not request.allow_redirects:
+            return cast(ClientResponse, answer)
+    return await client_of_loop().request(method=method, url=url, **kwargs)
 
 
 def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:

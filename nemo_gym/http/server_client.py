@@ -24,7 +24,7 @@ from nemo_gym.http.local import HostedApp, call_local_app, find_local_app
 from nemo_gym.http.local_request import LocalRequest, local_request
 from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.probe import fetch, probe
-from nemo_gym.http.request import TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
+from nemo_gym.http.request import REDIRECTS, TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
 from nemo_gym.http.retry import Tries
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.session import current_settings, is_global_aiohttp_client_setup, use_client_settings
@@ -35,7 +35,6 @@ from nemo_gym.schemas.server_instance import ServerStatus
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
 _REPLICATED_PATH = "/run"
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class ServerClient(BaseModel):
@@ -134,7 +133,7 @@ class ServerClient(BaseModel):
             tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
             call = Call(request.method, base_url(address) + request.path_and_query, hosted.name, internal=True)
             raise call_failure(error, call, tries) from error
-        if response.status in _REDIRECTS and request.allow_redirects and "location" in response.headers:
+        if response.status in REDIRECTS and request.allow_redirects and "location" in response.headers:
             return await _follow(response, hosted.name, kwargs, self.auth_token)
         return cast(ClientResponse, response)
 

@@ -27,9 +27,9 @@ from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, settings_of_process
+from nemo_gym.http.wire import KEEPALIVE_TIMEOUT_S, WirePool
 
 NUM_WORKERS_ENV_VAR_NAME = "NEMO_GYM_FASTAPI_NUM_WORKERS"
-KEEPALIVE_TIMEOUT_S = 15.0
 _MAX_HEADER_BYTES = 64 * 1024
 _READ_BUFFER_BYTES = 1024 * 1024
 _CLOSE_TIMEOUT_S = 5.0
@@ -41,6 +41,7 @@ class LoopSession:
 
     client: ClientSession
     connector: "GymConnector"
+    wire: WirePool
     keeper: AsyncGenerator[None, None]
     """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
 
@@ -79,6 +80,14 @@ def get_global_aiohttp_client(
     if session is not None and not session.client.closed:
         return session.client
     return _open_session(global_aiohttp_client_config or current_settings()).client
+
+
+def wire_pool() -> WirePool:
+    """The running event loop's bare connections."""
+    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+    if session is None or session.client.closed:
+        session = _open_session(current_settings())
+    return session.wire
 
 
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
@@ -126,6 +135,7 @@ def ensure_connection_capacity(connections: int) -> None:
     _SESSIONS.min_connections = max(_SESSIONS.min_connections, connections)
     for session in list(_SESSIONS.by_loop.values()):
         session.connector.ensure_capacity(connections)
+        session.wire.ensure_capacity(connections)
 
 
 async def close_global_aiohttp_client() -> None:
@@ -171,7 +181,8 @@ def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
         read_bufsize=_READ_BUFFER_BYTES,
     )
     client._retry_connection = False
-    session = LoopSession(client, connector, _closed_with_its_loop(loop, client))
+    wire = _wire_pool(settings)
+    session = LoopSession(client, connector, wire, _closed_with_its_loop(loop, client, wire))
     # Its first step registers the generator with the loop; there is nothing to wait for in it.
     with contextlib.suppress(StopIteration):
         session.keeper.__anext__().send(None)
@@ -182,13 +193,16 @@ def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
     return session
 
 
-async def _closed_with_its_loop(loop: asyncio.AbstractEventLoop, client: ClientSession) -> AsyncGenerator[None, None]:
+async def _closed_with_its_loop(
+    loop: asyncio.AbstractEventLoop, client: ClientSession, wire: WirePool
+) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
         with _SESSIONS.lock:
             if loop in _SESSIONS.by_loop and _SESSIONS.by_loop[loop].client is client:
                 del _SESSIONS.by_loop[loop]
+        wire.close()
         await client.close()
 
 
@@ -203,11 +217,21 @@ def _forget_dead_loops() -> None:
             session.client.close().__await__().send(None)
 
 
+def _wire_pool(settings: GlobalAIOHTTPAsyncClientConfig) -> WirePool:
+    pool = WirePool(
+        _share(settings.global_aiohttp_connector_limit),
+        _share(settings.global_aiohttp_connector_limit_per_host),
+        settings.http_connect_timeout_s,
+        _socket_factory(settings),
+    )
+    pool.ensure_capacity(_SESSIONS.min_connections)
+    return pool
+
+
 def _connector(settings: GlobalAIOHTTPAsyncClientConfig) -> GymConnector:
-    workers = max(1, int(os.environ.get(NUM_WORKERS_ENV_VAR_NAME) or 1))
     connector = GymConnector(
-        limit=_share(settings.global_aiohttp_connector_limit, workers),
-        limit_per_host=_share(settings.global_aiohttp_connector_limit_per_host, workers),
+        limit=_share(settings.global_aiohttp_connector_limit),
+        limit_per_host=_share(settings.global_aiohttp_connector_limit_per_host),
         keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         socket_factory=_socket_factory(settings),
     )
@@ -215,8 +239,9 @@ def _connector(settings: GlobalAIOHTTPAsyncClientConfig) -> GymConnector:
     return connector
 
 
-def _share(limit: int, workers: int) -> int:
-    """One worker's share of a limit; 0, which is no limit, stays 0."""
+def _share(limit: int) -> int:
+    """This worker's share of a limit; 0, which is no limit, stays 0."""
+    workers = max(1, int(os.environ.get(NUM_WORKERS_ENV_VAR_NAME) or 1))
     return max(1, limit // workers) if limit else 0
 
 
@@ -233,6 +258,7 @@ def _socket_factory(settings: GlobalAIOHTTPAsyncClientConfig) -> Callable[[Any],
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option, value in options:
             made.setsockopt(socket.IPPROTO_TCP, option, value)
         return made
