@@ -23,6 +23,9 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
 _ACCEPT = (b"accept", b"*/*")
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_TYPE_OF_TEXT = b"text/plain; charset=utf-8"
+_TYPE_OF_BYTES = b"application/octet-stream"
 _NOT_PLAIN_MORSEL = ("domain", "secure", "expires")
 
 
@@ -61,8 +64,6 @@ def local_request(method: str, base_url: str, url_path: str, kwargs: dict[str, A
     path, raw_path, query = _target(base_url, url_path, kwargs.get("params"))
     body = data.encode() if isinstance(data, str) else data or b""
     headers = _headers(method, base_url, path, kwargs, body)
-    if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
-        headers.append((b"content-type", b"text/plain; charset=utf-8"))
     timeout = kwargs.get("timeout")
     return LocalRequest(
         method=method,
@@ -90,7 +91,7 @@ def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body
     if given is JSON_HEADERS:  # nearly every call between servers
         headers = [_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body))]
     else:
-        headers = _translated(given, method, base_url, body)
+        headers = _translated(given, method, base_url, kwargs.get("data"), body)
     if cookies := kwargs.get("cookies"):
         own = _cookie_header(cookies, base_url + path).encode()
         kept = [value for name, value in headers if name == b"cookie" and value]
@@ -100,16 +101,23 @@ def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body
     return headers
 
 
-def _translated(given: Any, method: str, base_url: str, body: bytes) -> list[tuple[bytes, bytes]]:
-    """Headers as an ASGI server hands them on, with those that aiohttp adds of its own accord."""
+def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Headers as an ASGI server hands them on, with those that aiohttp adds of its own accord.
+
+    Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
+    """
     pairs = given.items() if hasattr(given, "items") else given
     headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
     names = {name for name, _ in headers}
+    if not names.isdisjoint(_FRAMING):
+        headers = [header for header in headers if header[0] not in _FRAMING]
+    if data is not None and b"content-type" not in names:
+        headers.append((b"content-type", _TYPE_OF_TEXT if isinstance(data, str) else _TYPE_OF_BYTES))
     if b"host" not in names:
         headers.append(_host(base_url))
     if b"accept" not in names:
         headers.append(_ACCEPT)
-    if b"content-length" not in names and (body or method not in ("GET", "HEAD", "OPTIONS", "TRACE")):
+    if body or method not in ("GET", "HEAD", "OPTIONS", "TRACE"):
         headers.append((b"content-length", b"%d" % len(body)))
     return headers
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import aiohttp
 import orjson
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, ClientTimeout
 from multidict import CIMultiDict
 from pydantic import BaseModel
 
@@ -30,6 +30,7 @@ from nemo_gym.http.errors import (
     excerpt,
 )
 from nemo_gym.http.local_request import JSON_CONTENT_TYPE, JSON_HEADERS, local_request
+from nemo_gym.http.redirects import REDIRECTS, redirect_of
 from nemo_gym.http.retry import Tries
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.session import (
@@ -46,8 +47,6 @@ logger = logging.getLogger(__name__)
 NEVER_HEALS = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)
 NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnectError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
-
-REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _SHORTEST_SECRET = 6
 """What is shorter is no secret worth the name, and would turn up in any text."""
@@ -106,14 +105,21 @@ async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool
     """Send one request once; `whole` says that its answer is of no use before it is complete."""
     client_of_loop = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)
     is_plain = whole and method.upper() != "HEAD" and client_of_loop is get_global_aiohttp_client
-    target = target_of(url) if is_plain else None
+    target = target_of(url) if is_plain and not _bounds_more_than_the_whole(kwargs.get("timeout")) else None
     request = None if target is None else local_request(method, target.origin, target.path, kwargs)
     if target is not None and request is not None:
         timeout_s = request.timeout_s or current_settings().http_total_timeout_s
         answer = await wire_pool().exchange(target, request, timeout_s)
-        if answer.status not in REDIRECTS or not request.allow_redirects:
+        redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
+        if redirect is None:
             return cast(ClientResponse, answer)
+        method, url, kwargs = redirect
     return await client_of_loop().request(method=method, url=url, **kwargs)
+
+
+def _bounds_more_than_the_whole(timeout: Any) -> bool:
+    """Whether a call's own timeout also bounds parts of it, which takes aiohttp."""
+    return isinstance(timeout, ClientTimeout) and not (timeout.sock_read is None and timeout.connect is None)
 
 
 def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:

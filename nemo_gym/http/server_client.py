@@ -13,7 +13,6 @@ from multidict import CIMultiDict
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 from yaml import YAMLError
-from yarl import URL
 
 from nemo_gym.config.auth import auth_token, bearer, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
@@ -22,9 +21,9 @@ from nemo_gym.http.addresses import Address, AddressBook, Replica, base_url, lea
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.local import HostedApp, call_local_app, find_local_app
 from nemo_gym.http.local_request import LocalRequest, local_request
-from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.probe import fetch, probe
-from nemo_gym.http.request import REDIRECTS, TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
+from nemo_gym.http.redirects import REDIRECTS, redirect_of
+from nemo_gym.http.request import TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
 from nemo_gym.http.retry import Tries
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.session import current_settings, is_global_aiohttp_client_setup, use_client_settings
@@ -133,9 +132,13 @@ class ServerClient(BaseModel):
             tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
             call = Call(request.method, base_url(address) + request.path_and_query, hosted.name, internal=True)
             raise call_failure(error, call, tries) from error
-        if response.status in REDIRECTS and request.allow_redirects and "location" in response.headers:
-            return await _follow(response, hosted.name, kwargs, self.auth_token)
-        return cast(ClientResponse, response)
+        redirect = None
+        if response.status in REDIRECTS:
+            redirect = redirect_of(response, with_token(kwargs, self.auth_token))
+        if redirect is None:
+            return cast(ClientResponse, response)
+        method, url, kwargs = redirect
+        return await send(method, lambda: url, kwargs, server_name=hosted.name, internal=True)
 
 
 async def _send_to_one_of(
@@ -163,22 +166,6 @@ async def _send_to_one_of(
         return await send(method, choose, kwargs, server_name=server_name, internal=True, not_sent=avoid)
     finally:
         let_go()
-
-
-async def _follow(
-    response: LocalResponse, server_name: str, kwargs: dict[str, Any], token: str | None
-) -> ClientResponse:
-    """Go where a redirect points, over HTTP: method and body go along as aiohttp would have it, the token at home."""
-    target = response.url.join(URL(response.headers["location"]))
-    if target.origin() == response.url.origin():
-        kwargs = with_token(kwargs, token)
-    url = str(target)
-    method = response.method
-    kept = {name: value for name, value in kwargs.items() if name != "params"}
-    if (response.status == 303 and method != "HEAD") or (response.status in (301, 302) and method == "POST"):
-        method = "GET"
-        kept.pop("data", None)
-    return await send(method, lambda: url, kept, server_name=server_name, internal=True)
 
 
 def with_token(kwargs: dict[str, Any], token: str | None) -> dict[str, Any]:

@@ -6,32 +6,26 @@ aiohttp's. Errors are those of aiohttp.
 """
 
 import asyncio
+import errno
 import socket
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import aiohttp
 from yarl import URL
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.local_request import LocalRequest
-from nemo_gym.http.local_response import LocalResponse, RawHeaders
-
-try:
-    import httptools
-except ImportError:  # then aiohttp makes every call
-    httptools = None  # type: ignore[assignment]
+from nemo_gym.http.local_response import LocalResponse
+from nemo_gym.http.wire_connection import Answer, Connection, httptools, message_of
 
 KEEPALIVE_TIMEOUT_S = 15.0
 """How long an idle connection is kept: long before servers of ours close it."""
 
 _LOCALHOST = ("127.0.0.1", "::1")
-_COPIED_UP_TO_BYTES = 64 * 1024
-_COMPRESSED = {b"gzip", b"x-gzip", b"deflate"}
 
 
 class CannotConnectError(aiohttp.ClientOSError):
@@ -58,12 +52,16 @@ def target_of(url: str) -> Target | None:
         return None
     if httptools is None or parsed.scheme != "http" or parsed.raw_user is not None or parsed.port is None:
         return None
-    path = url.partition("://")[2].partition("/")[2].partition("#")[0]
-    return Target(Address(host, parsed.port), str(parsed.origin()), f"/{path}")
+    return Target(Address(host, parsed.port), str(parsed.origin()), parsed.raw_path_qs)
 
 
 class WirePool:
-    """The bare connections of one event loop, kept open between calls."""
+    """The bare connections of one event loop, kept open between calls.
+
+    Calls beyond the limits wait, those to one address in the order in which they came. Whoever has waited is handed
+    a connection rather than told to look for one: calls that begin just then cannot take it away. The queues are
+    looked at whenever a connection becomes free or is gone, and nobody waits unless there is one that will be.
+    """
 
     def __init__(
         self, limit: int, limit_per_host: int, connect_timeout_s: float, new_socket: Callable[[Any], socket.socket]
@@ -74,11 +72,12 @@ class WirePool:
         self._limit_per_host = limit_per_host
         self._connect_timeout_s = connect_timeout_s
         self._new_socket = new_socket
-        self._idle: dict[Address, list[_Connection]] = {}
+        self._connections: set[Connection] = set()
         self._open: Counter[Address] = Counter()
-        self._busy: set[_Connection] = set()
-        self._waiting: dict[Address | None, deque[asyncio.Future[None]]] = {}
+        self._idle: dict[Address, list[Connection]] = {}
+        self._waiting: dict[Address, deque[asyncio.Future[Connection]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def ensure_capacity(self, connections: int) -> None:
         """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
@@ -94,125 +93,167 @@ class WirePool:
             CannotConnectError, aiohttp.ConnectionTimeoutError: nothing was sent.
             aiohttp.ClientConnectionError: the connection broke before the answer began.
             TimeoutError: no complete answer within `timeout_s`.
+            ValueError: the request cannot be sent as one.
         """
-        message = _message(request)
-        connection = self._take_idle(target.address)
+        message = message_of(request)
+        now_s = self._loop.time()
+        connection = None if self._waiting else self._take_idle(target.address, now_s)
         if connection is None:
-            async with asyncio.timeout(timeout_s):
-                connection = await self._opened(target.address)
-        self._busy.add(connection)
+            async with asyncio.timeout_at(now_s + timeout_s):
+                connection = await self._free_one(target.address)
         answered = connection.send(message)
-        timer = self._loop.call_later(timeout_s, _give_up, answered)
+        timer = self._loop.call_at(now_s + timeout_s, _give_up, answered)
         try:
-            await answered
+            answer = await answered
         except BaseException:
             connection.close()
             raise
         finally:
             timer.cancel()
-            self._busy.discard(connection)
             self._give_back(connection)
-        return connection.answer_to(request, target)
+        body, is_complete = answer.body()
+        url = target.origin + request.path_and_query
+        return LocalResponse(
+            request.method,
+            url,
+            answer.status,
+            answer.headers,
+            body,
+            broken=not is_complete,
+            sent_headers=request.headers,
+        )
 
     def close(self) -> None:
-        """Close every connection; calls under way break."""
+        """Close every connection; calls under way break, and those that wait for one give up."""
+        self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        for connection in [*self._busy, *(each for idle in self._idle.values() for each in idle)]:
+        for connection in self._connections:
             connection.close()
         self._idle.clear()
+        for turn in [turn for queue in self._waiting.values() for turn in queue if not turn.done()]:
+            turn.set_exception(_closed())
+        self._waiting.clear()
 
-    def _take_idle(self, address: Address) -> "_Connection | None":
+    def _take_idle(self, address: Address, now_s: float) -> Connection | None:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            if connection.is_open and self._loop.time() - connection.idle_since_s < KEEPALIVE_TIMEOUT_S:
+            if connection.is_open and now_s - connection.idle_since_s < KEEPALIVE_TIMEOUT_S:
                 return connection
             connection.close()
         return None
 
-    async def _opened(self, address: Address) -> "_Connection":
-        """A connection that is free, or a new one as soon as the limits allow it."""
+    async def _free_one(self, address: Address) -> Connection:
+        """A connection that nobody uses, as soon as the limits allow it."""
         while True:
-            connection = self._take_idle(address)
-            if connection is not None:
+            connection = None if address in self._waiting else self._granted(address)
+            if connection is None:
+                connection = await self._turn(address)
+            if connection.transport is None:
+                await self._open_up(connection)
                 return connection
-            if self._limit_per_host and self._open[address] >= self._limit_per_host:
-                await self._turn(address)
-            elif self._limit and self._open.total() >= self._limit and not self._close_an_idle_one():
-                await self._turn(None)
-            else:
-                return await self._connect(address)
+            if connection.is_open:  # it may have broken on the way here
+                return connection
 
-    async def _turn(self, address: Address | None) -> None:
-        """Wait until a connection to `address`, or any if it is None, is free or gone."""
-        turn: asyncio.Future[None] = self._loop.create_future()
-        queue = self._waiting.setdefault(address, deque())
-        queue.append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                self._let_next(address)  # it was our turn, and we are gone
-            raise
-
-    def _let_next(self, address: Address | None) -> None:
-        for queue in (self._waiting.get(None), self._waiting.get(address)):
-            while queue:
-                turn = queue.popleft()
-                if not turn.done():
-                    turn.set_result(None)
-                    break
+    def _granted(self, address: Address) -> Connection | None:
+        """A connection within the limits: an idle one or one yet to be opened."""
+        connection = self._take_idle(address, self._loop.time())
+        if connection is not None:
+            return connection
+        if self._limit_per_host and self._open[address] >= self._limit_per_host:
+            return None
+        if self._limit and len(self._connections) >= self._limit and not self._close_an_idle_one():
+            return None
+        connection = Connection(address, self._gone)
+        self._connections.add(connection)
+        self._open[address] += 1
+        return connection
 
     def _close_an_idle_one(self) -> bool:
         for idle in self._idle.values():
-            if idle:
-                idle.pop(0).close()
-                return True
+            while idle:
+                connection = idle.pop(0)
+                if connection.is_open:
+                    connection.close()
+                    return True
         return False
 
-    async def _connect(self, address: Address) -> "_Connection":
-        self._open[address] += 1
-        connection: _Connection | None = None
+    async def _turn(self, address: Address) -> Connection:
+        turn: asyncio.Future[Connection] = self._loop.create_future()
+        self._waiting.setdefault(address, deque()).append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(turn.result())
+            raise
+
+    def _let_next(self) -> None:
+        """Hand out what has become free; an address that got something is the last to be asked next time."""
+        for address, queue in list(self._waiting.items()):
+            while queue:
+                connection = None if queue[0].done() else self._granted(address)
+                if connection is None and not queue[0].done():
+                    break
+                turn = queue.popleft()
+                if connection is not None:
+                    turn.set_result(connection)
+                    self._waiting[address] = self._waiting.pop(address)
+            if not queue:
+                del self._waiting[address]
+
+    async def _open_up(self, connection: Connection) -> None:
+        host, port = connection.address
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._connected(address)
-                return connection
-        except TimeoutError:
-            raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {address.host}:{address.port}") from None
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise CannotConnectError(
-                error.errno, f"Cannot connect to host {address.host}:{address.port} [{reason}]"
-            ) from error
-        finally:
-            if connection is None:
-                self._gone(address)
+                await self._connect(connection)
+            if self._is_closed:
+                raise _closed()
+            if not connection.is_open:
+                raise ConnectionResetError(errno.ECONNRESET, "closed as soon as it was open")
+        except BaseException as error:
+            connection.close()
+            self._gone(connection)
+            if isinstance(error, TimeoutError):
+                raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {host}:{port}") from None
+            if isinstance(error, OSError) and not isinstance(error, CannotConnectError):
+                reason = error.strerror or str(error)
+                raise CannotConnectError(error.errno, f"Cannot connect to host {host}:{port} [{reason}]") from error
+            raise
 
-    async def _connected(self, address: Address) -> "_Connection":
-        hosts = _LOCALHOST if address.host == "localhost" else (address.host,)
-        for number, host in enumerate(hosts, 1):
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            made = self._new_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, address.port)))
+    async def _connect(self, connection: Connection) -> None:
+        host, port = connection.address
+        failures: list[OSError] = []
+        for each in _LOCALHOST if host == "localhost" else (host,):
             try:
-                made.setblocking(False)
-                await self._loop.sock_connect(made, (host, address.port))
-                _, connection = await self._loop.create_connection(lambda: _Connection(address, self._gone), sock=made)
-            except BaseException as error:
-                made.close()
-                if number < len(hosts) and isinstance(error, ConnectionRefusedError):
-                    continue
-                raise
-            return connection
-        raise AssertionError("there is always a host to try")
+                await self._connect_to(each, port, connection)
+            except OSError as error:
+                failures.append(error)
+            else:
+                return
+        raise failures[0]
 
-    def _give_back(self, connection: "_Connection") -> None:
+    async def _connect_to(self, host: str, port: int, connection: Connection) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        made = self._new_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)))
+        try:
+            made.setblocking(False)
+            await self._loop.sock_connect(made, (host, port))
+            await self._loop.create_connection(lambda: connection, sock=made)
+        except BaseException:
+            made.close()
+            raise
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.transport is None:  # it was never opened
+            self._gone(connection)
         if not connection.is_open:
             return
         connection.idle_since_s = self._loop.time()
         self._idle.setdefault(connection.address, []).append(connection)
         if self._waiting:
-            self._let_next(connection.address)
+            self._let_next()
         if self._sweep is None:
             self._sweep = self._loop.call_later(KEEPALIVE_TIMEOUT_S, self._close_old)
 
@@ -229,157 +270,22 @@ class WirePool:
             else:
                 del self._idle[address]
 
-    def _gone(self, address: Address) -> None:
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
-        self._let_next(address)
-
-
-class _Connection(asyncio.Protocol):
-    """One connection; requests on it follow one another."""
-
-    __slots__ = (
-        "_chunks",
-        "_future",
-        "_gone",
-        "_headers",
-        "_parser",
-        "_status",
-        "_transport",
-        "address",
-        "idle_since_s",
-        "is_open",
-    )
-
-    def __init__(self, address: Address, gone: Callable[[Address], None]) -> None:
-        self.address = address
-        self.is_open = True
-        self.idle_since_s = 0.0
-        self._gone = gone
-        self._parser = httptools.HttpResponseParser(self)
-        self._future: asyncio.Future[bool] | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._status = 0
-        self._headers: RawHeaders = []
-        self._chunks: list[bytes] = []
-
-    def send(self, message: tuple[bytes, bytes]) -> "asyncio.Future[bool]":
-        """Send a request; the future says whether its answer, once it has ended, is complete."""
-        self._reset()
-        self._future = asyncio.get_running_loop().create_future()
-        head, body = message
-        if len(body) > _COPIED_UP_TO_BYTES:
-            self._transport.writelines((head, body))
-        else:
-            self._transport.write(head + body)
-        return self._future
-
-    def answer_to(self, request: LocalRequest, target: Target) -> LocalResponse:
-        """The answer that has come."""
-        assert self._future is not None
-        is_complete = self._future.result()
-        chunks, headers = self._chunks, self._headers
-        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        for name, value in headers:
-            if name == b"content-encoding" and value.lower() in _COMPRESSED:
-                body, is_complete = _decompressed(body, is_complete)
-        url = target.origin + request.path_and_query
-        self._future = None
-        return LocalResponse(
-            request.method, url, self._status, headers, body, broken=not is_complete, sent_headers=request.headers
-        )
-
-    def close(self) -> None:
-        """Close the connection at once; what has not been sent is dropped."""
-        self.is_open = False
-        self._transport.abort()
-
-    # What asyncio calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self._future is None:  # nobody asked
-            self.close()
+    def _gone(self, connection: Connection) -> None:
+        """Count a connection no more. Told twice of one whose opening was broken off halfway."""
+        if connection not in self._connections:
             return
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._end(aiohttp.ServerDisconnectedError(f"The answer is not HTTP: {error}"))
-            self.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        if self._status and not error and self._ends_with_connection():
-            self._end(None)
-        elif self._status >= 200:
-            self._end(None, is_complete=False)
-        elif isinstance(error, OSError):
-            self._end(aiohttp.ClientOSError(*error.args))
-        else:
-            self._end(aiohttp.ServerDisconnectedError())
-        self._gone(self.address)
-
-    # What the parser calls.
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-
-    def on_body(self, data: bytes) -> None:
-        self._chunks.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._status < 200:  # an interim answer: the real one follows
-            self._reset()
-            return
-        if not self._parser.should_keep_alive():
-            self.close()
-        self._end(None)
-
-    def _ends_with_connection(self) -> bool:
-        """Whether the answer said nothing about its length, so that the end of the connection is its end."""
-        names = {name for name, _ in self._headers}
-        return not names & {b"content-length", b"transfer-encoding"}
-
-    def _end(self, error: Exception | None, *, is_complete: bool = True) -> None:
-        future = self._future
-        if future is None or future.done():
-            return
-        if error is None:
-            future.set_result(is_complete)
-        else:
-            future.set_exception(error)
+        self._connections.discard(connection)
+        self._open[connection.address] -= 1
+        if not self._open[connection.address]:
+            del self._open[connection.address]
+        if self._waiting:
+            self._let_next()
 
 
-def _give_up(answered: "asyncio.Future[bool]") -> None:
+def _give_up(answered: "asyncio.Future[Answer]") -> None:
     if not answered.done():
         answered.set_exception(TimeoutError())
 
 
-def _message(request: LocalRequest) -> tuple[bytes, bytes]:
-    """Head and body as they go out."""
-    target = b"%b?%b" % (request.raw_path, request.query) if request.query else request.raw_path
-    lines = [b"%b: %b\r\n" % header for header in request.headers]
-    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode("ascii"), target, b"".join(lines))
-    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2 or b"\0" in head:
-        raise ValueError(f"a header of {request.method} {request.path} holds a line break or a null")
-    return head, request.body
-
-
-def _decompressed(body: bytes, is_complete: bool) -> tuple[bytes, bool]:
-    """What a server compressed although nobody asked it to."""
-    any_kind = zlib.MAX_WBITS | 32
-    for kind in (any_kind, -zlib.MAX_WBITS):  # some call raw data "deflate"
-        reader = zlib.decompressobj(kind)
-        try:
-            return reader.decompress(body), is_complete and reader.eof
-        except zlib.error:
-            continue
-    return b"", False
+def _closed() -> CannotConnectError:
+    return CannotConnectError(errno.ECANCELED, "The HTTP client was closed before a connection was free")
