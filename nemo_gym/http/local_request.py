@@ -23,6 +23,7 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
 _ACCEPT = (b"accept", b"*/*")
+_HAVE_BODIES = frozenset({"PATCH", "POST", "PUT"})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _TYPE_OF_TEXT = b"text/plain; charset=utf-8"
 _TYPE_OF_BYTES = b"application/octet-stream"
@@ -111,7 +112,7 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
     names = {name for name, _ in headers}
     if not names.isdisjoint(_FRAMING):
         headers = [header for header in headers if header[0] not in _FRAMING]
-    if data is not None and b"content-type" not in names:
+    if b"content-type" not in names and (data is not None or method in _HAVE_BODIES):
         headers.append((b"content-type", _TYPE_OF_TEXT if isinstance(data, str) else _TYPE_OF_BYTES))
     if b"host" not in names:
         headers.append(_host(base_url))

@@ -7,6 +7,7 @@ aiohttp's. Errors are those of aiohttp.
 
 import asyncio
 import errno
+import os
 import socket
 from collections import Counter, deque
 from collections.abc import Callable
@@ -218,7 +219,7 @@ class WirePool:
             if isinstance(error, TimeoutError):
                 raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {host}:{port}") from None
             if isinstance(error, OSError) and not isinstance(error, CannotConnectError):
-                reason = error.strerror or str(error)
+                reason = os.strerror(error.errno) if error.errno else str(error)
                 raise CannotConnectError(error.errno, f"Cannot connect to host {host}:{port} [{reason}]") from error
             raise
 

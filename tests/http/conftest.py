@@ -4,13 +4,14 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 from omegaconf import OmegaConf
 
 from nemo_gym.config_types import BaseServerConfig
@@ -205,6 +206,18 @@ def run_with(request: pytest.FixtureRequest, free_port: int) -> Callable[[Any, S
             return await scenario(_client_for(free_port))
 
     return lambda app, scenario: asyncio.run(run(app, scenario))
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Run a coroutine in each kind of event loop."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(asyncio.wait_for(work, 2 * DEADLINE_S))
+
+    return run
 
 
 @pytest.fixture

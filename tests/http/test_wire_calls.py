@@ -1,0 +1,287 @@
+"""Calls of a run over bare connections beside aiohttp's: the server is told the same, the caller sees the same."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from nemo_gym import server_utils
+from nemo_gym.http import wire
+from nemo_gym.http.errors import ServerResponseError, ServerUnreachableError
+from nemo_gym.http.local_response import LocalResponse
+from nemo_gym.http.openai_client import NeMoGymAsyncOpenAI
+from nemo_gym.http.request import get_response_json, raise_for_status, request, try_once
+from nemo_gym.http.session import close_global_aiohttp_client, get_global_aiohttp_client, wire_pool
+from tests.http.wire_peers import Line, numbering, once, peer_on, plain, silence
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+Configure = Callable[..., Any]
+
+NOT_COMPARED = ("user-agent", "accept-encoding")
+
+
+async def echo(line: Line) -> None:
+    """Answer with the request itself."""
+    while said := await line.request():
+        await line.say(plain(said))
+
+
+def told(raw: bytes) -> tuple[bytes, list[str], bytes]:
+    """Request line, headers (they and cookies in any order), and body."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    headers = {name.lower(): value for name, _, value in (line.decode().partition(": ") for line in lines)}
+    if "cookie" in headers:
+        headers["cookie"] = "; ".join(sorted(headers["cookie"].split("; ")))
+    return first, sorted(f"{name}: {value}" for name, value in headers.items() if name not in NOT_COMPARED), body
+
+
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("GET", "", {}),
+    ("GET", "/", {}),
+    ("GET", "?a=/b", {}),
+    ("GET", "#/fragment", {}),
+    ("GET", "/a/b.c~d-e_f", {}),
+    ("GET", "/a%20b/%C3%BC/%2F%2f/%7E?x=%26&y=%20+z#frag/ment?no", {}),
+    ("GET", "/ü b/☃?q=ü&r=a b", {}),
+    ("GET", "/a/../b/./c//d", {}),
+    ("GET", "//double", {}),
+    ("GET", "/%", {}),
+    ("GET", "/a?", {}),
+    ("GET", "/a?b?c#d#e", {}),
+    ("GET", "/a:b@c;d=e,f!$&'()*+=[]", {}),
+    ("GET", "/q?x=1&x=2", {"params": {"y": "a&b=ü"}}),
+    ("GET", "/q", {"params": [("x", "1"), ("x", 2)]}),
+    ("get", "/lower", {}),
+    ("DELETE", "/d", {}),
+    ("POST", "/empty", {}),
+    ("POST", "/text", {"data": "ü"}),
+    ("POST", "/bytes", {"data": b"\x00\xff"}),
+    ("POST", "/none", {"data": b""}),
+    ("PUT", "/typed", {"data": b"{}", "headers": {"Content-Type": "application/json", "X-Ü".encode().hex(): "ü"}}),
+    ("POST", "/given", {"data": b"12", "headers": {"content-length": "2", "Accept": "x/y", "Host": "elsewhere"}}),
+    ("GET", "/cookies", {"cookies": {"a": "1", "b": "x y"}}),
+    ("GET", "/cookies", {"cookies": {"a": "1"}, "headers": {"Cookie": "c=2"}}),
+]
+
+
+def test_a_server_is_told_the_same_over_both_transports(run: Run) -> None:
+    async def both() -> None:
+        async with peer_on(echo) as peer:
+            for method, path, kwargs in CALLS:
+                url = f"http://127.0.0.1:{peer.port}{path}"
+                ours = await try_once(method, url, kwargs, whole=True)
+                theirs = await get_global_aiohttp_client().request(method, url, **kwargs)
+                assert isinstance(ours, LocalResponse)
+                assert told(await ours.read()) == told(await theirs.read())
+                assert ours.url == theirs.url.with_fragment(None)
+                assert (ours.method, ours.status) == (theirs.method, theirs.status)
+
+    run(both())
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"timeout": aiohttp.ClientTimeout(sock_read=0.05)},
+        {"timeout": aiohttp.ClientTimeout(total=0.05)},
+    ],
+)
+def test_a_timeout_of_any_kind_holds(run: Run, kwargs: dict[str, Any]) -> None:
+    async def call() -> None:
+        async with peer_on(silence) as peer:
+            await try_once("GET", f"http://127.0.0.1:{peer.port}/", kwargs, whole=True)
+
+    with pytest.raises(TimeoutError):
+        run(call())
+
+
+@pytest.mark.parametrize("reason", ["a stream is wanted", "HEAD", "a form", "a replaced client", "no parser"])
+def test_other_calls_are_aiohttps(run: Run, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    if reason == "a replaced client":
+        monkeypatch.setattr(server_utils, "get_global_aiohttp_client", lambda: get_global_aiohttp_client())
+    if reason == "no parser":
+        monkeypatch.setattr(wire, "httptools", None)
+        wire.target_of.cache_clear()
+    kwargs = {"data": {"a": "1"}} if reason == "a form" else {}
+
+    async def call() -> tuple[bool, int]:
+        async with peer_on(once(plain(b""))) as peer:
+            method, url = "HEAD" if reason == "HEAD" else "POST", f"http://127.0.0.1:{peer.port}/"
+            answer = await try_once(method, url, kwargs, whole=reason != "a stream is wanted")
+            return isinstance(answer, aiohttp.ClientResponse), answer.status
+
+    try:
+        assert run(call()) == (True, 200)
+    finally:
+        wire.target_of.cache_clear()
+
+
+def test_a_user_in_the_url_is_aiohttps(run: Run) -> None:
+    async def call() -> Any:
+        async with peer_on(echo) as peer:
+            answer = await try_once("GET", f"http://me:mine@127.0.0.1:{peer.port}/", {}, whole=True)
+            return isinstance(answer, aiohttp.ClientResponse), told(await answer.read())[1]
+
+    is_aiohttps, headers = run(call())
+    assert is_aiohttps
+    assert "authorization: Basic bWU6bWluZQ==" in headers
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "body"),
+    [("303 See Other", b"GET", b""), ("302 Found", b"GET", b""), ("307 Temporary Redirect", b"POST", b"{}")],
+)
+def test_a_redirect_is_followed_and_what_was_redirected_is_not_sent_again(
+    run: Run, status: str, method: bytes, body: bytes
+) -> None:
+    seen: list[bytes] = []
+
+    async def behave(line: Line) -> None:
+        while said := await line.request():
+            seen.append(said)
+            if said.startswith(b"POST /old"):
+                await line.say(plain(b"", status, "Location: new?a=b"))
+            else:
+                await line.say(plain(b'"here"'))
+
+    async def calls() -> Any:
+        async with peer_on(behave) as peer:
+            url = f"http://127.0.0.1:{peer.port}/old"
+            headers = {"Authorization": "Bearer token"}
+            followed = await request("POST", url, _internal=True, json={}, params={"q": "1"}, headers=headers)
+            stayed = await request("POST", url, _internal=True, json={}, allow_redirects=False)
+            return await get_response_json(followed), str(followed.url.relative()), stayed.status
+
+    assert run(calls()) == ("here", "/new?a=b", int(status[:3]))
+    assert [said.partition(b" HTTP")[0] for said in seen] == [b"POST /old?q=1", method + b" /new?a=b", b"POST /old"]
+    assert told(seen[1])[2] == body
+    assert "authorization: Bearer token" in told(seen[1])[1]
+
+
+def test_a_redirect_to_another_origin_takes_no_credentials_along(run: Run) -> None:
+    async def call() -> Any:
+        async with peer_on(echo) as stranger:
+            there = f"Location: http://127.0.0.1:{stranger.port}/"
+            async with peer_on(once(plain(b"", "307 Temporary Redirect", there))) as peer:
+                url, headers = f"http://127.0.0.1:{peer.port}/", {"Authorization": "Bearer token", "X-Mine": "kept"}
+                answer = await request("GET", url, _internal=True, headers=headers, cookies={"a": "1"})
+                return told(await answer.read())[1]
+
+    headers = run(call())
+    assert "x-mine: kept" in headers
+    assert not [line for line in headers if line.startswith(("authorization", "cookie"))]
+
+
+@pytest.mark.parametrize("location", [(), ("Location: http://[",)])
+def test_a_redirect_that_leads_nowhere_ends_there(run: Run, location: tuple[str, ...]) -> None:
+    async def call() -> int:
+        async with peer_on(once(plain(b"", "302 Found", *location))) as peer:
+            return (await request("GET", f"http://127.0.0.1:{peer.port}/", _internal=True)).status
+
+    if location:
+        with pytest.raises(aiohttp.InvalidUrlRedirectClientError):
+            run(call())
+    else:
+        assert run(call()) == 302
+
+
+def test_a_secret_that_an_error_repeats_is_masked(run: Run) -> None:
+    async def refuse(line: Line) -> None:
+        while said := await line.request():
+            await line.say(plain(said, "401 Unauthorized"))
+
+    async def calls() -> None:
+        async with peer_on(refuse) as peer:
+            url = f"http://127.0.0.1:{peer.port}"
+            headers = {"Authorization": "Bearer sk-secret-one", "X-Api-Key": "sk-secret-two", "X-Other": "shown"}
+            await raise_for_status(await request("GET", url, _internal=True, headers=headers))
+
+    with pytest.raises(ServerResponseError) as caught:
+        run(calls())
+    assert b"sk-secret" not in caught.value.response_content
+    assert caught.value.response_content.count(b"****") == 2
+    assert b"x-other: shown" in caught.value.response_content
+
+
+def test_a_model_endpoint_is_asked_over_a_bare_connection_and_again_after_a_disconnect(
+    run: Run, configure: Configure
+) -> None:
+    configure()
+
+    async def behave(line: Line) -> None:
+        while said := await line.request():
+            if line.number == 1:
+                break
+            assert b"authorization: Bearer sk-key\r\n" in said
+            await line.say(plain(b'{"choices": []}'))
+
+    async def call() -> Any:
+        async with peer_on(behave) as peer:
+            client = NeMoGymAsyncOpenAI(base_url=f"http://127.0.0.1:{peer.port}/v1", api_key="sk-key")
+            answer = await client.create_chat_completion(messages=[])
+            return answer, len(wire_pool()._connections)
+
+    assert run(call()) == ({"choices": []}, 1)
+
+
+def test_a_refused_call_is_tried_again_as_it_was_not_sent(run: Run, configure: Configure, free_port: int) -> None:
+    configure(http_retry_max_tries=3)
+
+    with pytest.raises(ServerUnreachableError, match="Connection refused") as caught:
+        run(request("POST", f"http://127.0.0.1:{free_port}/", _internal=True, json={}))
+    assert caught.value.attempts == 3
+
+
+@contextlib.contextmanager
+def no_file_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    try:
+        yield
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_file_descriptors_the_remedy_is_named(run: Run, configure: Configure) -> None:
+    configure(http_retry_max_tries=1)
+
+    async def call() -> None:
+        async with peer_on(numbering) as peer:
+            with no_file_descriptors():
+                await request("GET", f"http://127.0.0.1:{peer.port}/", _internal=True)
+
+    with pytest.raises(ServerUnreachableError, match="ulimit -n 65535"):
+        run(call())
+
+
+def test_closing_the_client_of_a_loop_closes_its_bare_connections(run: Run) -> None:
+    async def calls() -> list[bytes]:
+        async with peer_on(numbering) as peer:
+            url, bodies = f"http://127.0.0.1:{peer.port}/", []
+            for _ in range(2):
+                bodies.append(await (await request("GET", url, _internal=True)).read())
+                await close_global_aiohttp_client()
+                await peer.lines[-1].is_over.wait()
+            return bodies
+
+    assert run(calls()) == [b"1.1", b"2.1"]
+
+
+def test_the_url_of_an_answer_is_that_of_its_request(run: Run) -> None:
+    async def call() -> URL:
+        async with peer_on(numbering, "127.0.0.1") as peer:
+            return (await request("GET", f"http://127.0.0.1:{peer.port}/a b?c#d", _internal=True)).url.with_port(1)
+
+    assert run(call()) == URL("http://127.0.0.1:1/a%20b?c")
