@@ -98,12 +98,13 @@ class WirePool:
         """
         message = message_of(request)
         now_s = self._loop.time()
-        connection = None if self._waiting else self._take_idle(target.address, now_s)
+        connection = self._take_idle(target.address, now_s)
         if connection is None:
-            async with asyncio.timeout_at(now_s + timeout_s):
+            async with asyncio.timeout(timeout_s):
                 connection = await self._free_one(target.address)
+            timeout_s -= self._loop.time() - now_s
         answered = connection.send(message)
-        timer = self._loop.call_at(now_s + timeout_s, _give_up, answered)
+        timer = self._loop.call_later(timeout_s, _give_up, answered)
         try:
             answer = await answered
         except BaseException:
@@ -148,9 +149,7 @@ class WirePool:
     async def _free_one(self, address: Address) -> Connection:
         """A connection that nobody uses, as soon as the limits allow it."""
         while True:
-            connection = None if address in self._waiting else self._granted(address)
-            if connection is None:
-                connection = await self._turn(address)
+            connection = self._granted(address) or await self._turn(address)
             if connection.transport is None:
                 await self._open_up(connection)
                 return connection
@@ -247,9 +246,9 @@ class WirePool:
             raise
 
     def _give_back(self, connection: Connection) -> None:
-        if connection.transport is None:  # it was never opened
-            self._gone(connection)
         if not connection.is_open:
+            if connection.transport is None:  # it was never opened
+                self._gone(connection)
             return
         connection.idle_since_s = self._loop.time()
         self._idle.setdefault(connection.address, []).append(connection)

@@ -39,7 +39,7 @@ class Answer(NamedTuple):
         body = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
         is_complete = self.is_complete
         for name, value in self.headers:
-            if name == b"content-encoding" and body and value.lower() in _COMPRESSED:
+            if name == b"content-encoding" and value.lower() in _COMPRESSED:
                 body, is_complete = _decompressed(body, is_complete)
         return body, is_complete
 
@@ -101,9 +101,6 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Asyncio: some bytes, however many."""
-        if self._answered is None:  # nobody asked
-            self.close()
-            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -123,7 +120,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Parser: the first byte of an answer."""
-        if self._answered is None:  # a second answer on the heels of the first
+        if self._answered is None:  # nobody asked, or this is a second answer on the heels of the first
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:

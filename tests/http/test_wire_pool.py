@@ -256,9 +256,15 @@ def test_localhost_is_found_at_either_address(run: Run, host: str) -> None:
     assert [run(call(name, port)) for name in ("localhost", literal)] == [200, 200]
 
 
-def test_localhost_where_nobody_listens_refuses(run: Run, free_port: int) -> None:
+def test_localhost_where_nobody_listens_refuses_also_without_its_second_address(run: Run, free_port: int) -> None:
+    def only_of_old(address: Any) -> socket.socket:
+        if address[0] == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return socket.socket(*address[:3])
+
     async def call() -> None:
         async with pool_of() as pool:
+            pool._new_socket = only_of_old
             await status_at(pool, "localhost", free_port)
 
     with pytest.raises(CannotConnectError) as caught:
