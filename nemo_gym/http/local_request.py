@@ -43,7 +43,9 @@ class LocalRequest(NamedTuple):
     body: bytes
     timeout_s: float | None
     """None means the client's own limit."""
-    allow_redirects: bool
+    allow_redirects: bool = True
+    content: Any = None
+    """Handed over instead of a body, to a server that takes it."""
 
     @property
     def path_and_query(self) -> str:
@@ -52,58 +54,67 @@ class LocalRequest(NamedTuple):
         return f"{raw}?{self.query.decode('ascii')}" if self.query else raw
 
 
-def local_request(method: str, base_url: str, url_path: str, kwargs: dict[str, Any]) -> LocalRequest | None:
+def local_request(
+    method: str, base_url: str, url_path: str, kwargs: dict[str, Any], content: Any = None
+) -> LocalRequest | None:
     """The request `kwargs` describe; None when it takes a real connection."""
-    data = kwargs.get("data")
-    if not _UNDERSTOOD.issuperset(kwargs) or not (data is None or isinstance(data, bytes | str)):
+    if not _UNDERSTOOD.issuperset(kwargs):
         return None
+    data = kwargs.get("data")
+    if data is None:
+        body = b""
+    elif isinstance(data, bytes):
+        body = data
+    elif isinstance(data, str):
+        body = data.encode()
+    else:
+        return None
+    params = kwargs.get("params")
+    path, raw_path, query = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
     method = method.upper()
-    path, raw_path, query = _target(base_url, url_path, kwargs.get("params"))
-    body = data.encode() if isinstance(data, str) else data or b""
-    headers = _headers(method, base_url, path, kwargs, body)
-    if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
-        headers.append((b"content-type", b"text/plain; charset=utf-8"))
-    timeout = kwargs.get("timeout")
-    return LocalRequest(
-        method=method,
-        path=path,
-        raw_path=raw_path,
-        query=query,
-        headers=headers,
-        body=body,
-        timeout_s=timeout.total if isinstance(timeout, ClientTimeout) else timeout,
-        allow_redirects=kwargs.get("allow_redirects", True),
-    )
-
-
-def _target(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, bytes]:
-    if not params and _PLAIN_PATH(url_path) and "/." not in url_path:
-        return url_path, url_path.encode("ascii"), b""
-    url = URL(base_url + url_path)
-    if params:
-        url = url.extend_query(params)
-    return unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
-
-
-def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body: bytes) -> list[tuple[bytes, bytes]]:
     given = kwargs.get("headers") or {}
     if given is JSON_HEADERS:  # nearly every call between servers
         headers = [_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body))]
     else:
         headers = _translated(given, method, base_url, body)
+        if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
+            headers.append((b"content-type", b"text/plain; charset=utf-8"))
     if cookies := kwargs.get("cookies"):
-        own = _cookie_header(cookies, base_url + path).encode()
-        kept = [value for name, value in headers if name == b"cookie" and value]
-        if kept:
-            headers = [(name, value) for name, value in headers if name != b"cookie"]
-        headers.append((b"cookie", b"; ".join([*kept, own]) if kept else own))
+        headers = _with_cookies(headers, _cookie_header(cookies, base_url, path).encode())
+    timeout = kwargs.get("timeout")
+    timeout_s = timeout.total if isinstance(timeout, ClientTimeout) else timeout
+    may_redirect = kwargs.get("allow_redirects", True)
+    return LocalRequest(method, path, raw_path, query, headers, body, timeout_s, may_redirect, content)
+
+
+@lru_cache(4096)
+def _target(base_url: str, url_path: str) -> tuple[str, bytes, bytes]:
+    """Path, the same as it goes over the wire, and query."""
+    if _PLAIN_PATH(url_path) and "/." not in url_path:
+        return url_path, url_path.encode("ascii"), b""
+    return _parts(URL(base_url + url_path))
+
+
+def _target_with(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, bytes]:
+    return _parts(URL(base_url + url_path).extend_query(params))
+
+
+def _parts(url: URL) -> tuple[str, bytes, bytes]:
+    return unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
+
+
+def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[bytes, bytes]]:
+    kept = [value for name, value in headers if name == b"cookie" and value]
+    if kept:
+        headers = [(name, value) for name, value in headers if name != b"cookie"]
+    headers.append((b"cookie", b"; ".join([*kept, own]) if kept else own))
     return headers
 
 
 def _translated(given: Any, method: str, base_url: str, body: bytes) -> list[tuple[bytes, bytes]]:
     """Headers as an ASGI server hands them on, with those that aiohttp adds of its own accord."""
     pairs = given.items() if hasattr(given, "items") else given
-    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
+    headers = [_encoded(name, value) for name, value in pairs]
     names = {name for name, _ in headers}
     if b"host" not in names:
         headers.append(_host(base_url))
@@ -114,20 +125,25 @@ def _translated(given: Any, method: str, base_url: str, body: bytes) -> list[tup
     return headers
 
 
+@lru_cache(1024)
+def _encoded(name: str, value: Any) -> tuple[bytes, bytes]:
+    return name.lower().encode("ascii"), str(value).encode()
+
+
 @lru_cache
 def _host(base_url: str) -> tuple[bytes, bytes]:
     return b"host", base_url.partition("://")[2].encode("ascii")
 
 
-def _cookie_header(cookies: Any, url: str) -> str:
-    """The cookies that apply to `url`, judged as aiohttp judges them."""
+def _cookie_header(cookies: Any, base_url: str, path: str) -> str:
+    """The cookies that apply to a path, judged as aiohttp judges them."""
     pairs = list(cookies.items() if hasattr(cookies, "items") else cookies)
     plain = [_plain_pair(name, value) for name, value in pairs]
     if None not in plain:
         return "; ".join(plain)  # type: ignore[arg-type]
     jar = CookieJar()
     jar.update_cookies(pairs)
-    chosen = jar.filter_cookies(URL(url))
+    chosen = jar.filter_cookies(URL(base_url + path))
     return "; ".join(f"{name}={morsel.coded_value}" for name, morsel in chosen.items())
 
 

@@ -43,7 +43,9 @@ class LocalResponse:
         *,
         broken: bool = False,
         sent_headers: RawHeaders | None = None,
+        parsed: Any = None,
     ) -> None:
+        """`parsed` is what the body is the JSON of, where the server still had it; nobody may change it."""
         self.method = method
         self.status = status
         self.raw_headers = tuple(raw_headers)
@@ -51,6 +53,7 @@ class LocalResponse:
         self._body = body
         self._broken = broken
         self._sent_headers = sent_headers
+        self.parsed = parsed
         self._headers: CIMultiDictProxy[str] | None = None
         self._cookies: SimpleCookie | None = None
         self._content: aiohttp.StreamReader | None = None
