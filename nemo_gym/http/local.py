@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 
-from nemo_gym.http.addresses import Address, base_url
+from nemo_gym.http.addresses import Address
 from nemo_gym.http.local_request import LocalRequest
 from nemo_gym.http.local_response import LocalResponse, RawHeaders
 
@@ -134,7 +134,7 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
         aiohttp.ServerDisconnectedError: the server was stopped before it answered.
     """
     scope = _scope(hosted, address, request)
-    url = base_url(address) + request.path_and_query
+    url = request.url
     call = hosted.direct.find(request.method, request.path) if hosted.direct is not None else None
     if call is None:
         return await _call_app(hosted, hosted.app, scope, request, timeout_s, url)

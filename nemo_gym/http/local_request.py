@@ -36,6 +36,7 @@ class LocalRequest(NamedTuple):
     """One request as an ASGI server would hand it on."""
 
     method: str
+    url: str
     path: str
     raw_path: bytes
     query: bytes
@@ -46,12 +47,6 @@ class LocalRequest(NamedTuple):
     allow_redirects: bool = True
     content: Any = None
     """Handed over instead of a body, to a server that takes it."""
-
-    @property
-    def path_and_query(self) -> str:
-        """What follows host and port in the URL."""
-        raw = self.raw_path.decode("ascii")
-        return f"{raw}?{self.query.decode('ascii')}" if self.query else raw
 
 
 def local_request(
@@ -70,45 +65,45 @@ def local_request(
     else:
         return None
     params = kwargs.get("params")
-    path, raw_path, query = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
+    target = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
     method = method.upper()
     given = kwargs.get("headers") or {}
+    cookies = kwargs.get("cookies")
+    cookie = _cookie_header(cookies, base_url, url_path).encode() if cookies else b""
     if given is JSON_HEADERS:  # nearly every call between servers
-        headers = [_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body))]
+        headers = [(b"cookie", cookie)] if cookie else []
+        headers += (_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body)))
     else:
         headers = _translated(given, method, base_url, body)
         if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
             headers.append((b"content-type", b"text/plain; charset=utf-8"))
-    if cookies := kwargs.get("cookies"):
-        headers = _with_cookies(headers, _cookie_header(cookies, base_url, path).encode())
+        if cookies:
+            headers = _with_cookies(headers, cookie)
     timeout = kwargs.get("timeout")
-    timeout_s = timeout.total if isinstance(timeout, ClientTimeout) else timeout
-    may_redirect = kwargs.get("allow_redirects", True)
-    return LocalRequest(method, path, raw_path, query, headers, body, timeout_s, may_redirect, content)
+    if isinstance(timeout, ClientTimeout):
+        timeout = timeout.total
+    return LocalRequest(method, *target, headers, body, timeout, kwargs.get("allow_redirects", True), content)
 
 
 @lru_cache(4096)
-def _target(base_url: str, url_path: str) -> tuple[str, bytes, bytes]:
-    """Path, the same as it goes over the wire, and query."""
+def _target(base_url: str, url_path: str) -> tuple[str, str, bytes, bytes]:
+    """URL, path, path as it goes over the wire, and query."""
     if _PLAIN_PATH(url_path) and "/." not in url_path:
-        return url_path, url_path.encode("ascii"), b""
+        return base_url + url_path, url_path, url_path.encode("ascii"), b""
     return _parts(URL(base_url + url_path))
 
 
-def _target_with(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, bytes]:
+def _target_with(base_url: str, url_path: str, params: Any) -> tuple[str, str, bytes, bytes]:
     return _parts(URL(base_url + url_path).extend_query(params))
 
 
-def _parts(url: URL) -> tuple[str, bytes, bytes]:
-    return unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
+def _parts(url: URL) -> tuple[str, str, bytes, bytes]:
+    return str(url), unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
 
 
 def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[bytes, bytes]]:
     kept = [value for name, value in headers if name == b"cookie" and value]
-    if kept:
-        headers = [(name, value) for name, value in headers if name != b"cookie"]
-    headers.append((b"cookie", b"; ".join([*kept, own]) if kept else own))
-    return headers
+    return [(b"cookie", b"; ".join([*kept, own])), *(item for item in headers if item[0] != b"cookie")]
 
 
 def _translated(given: Any, method: str, base_url: str, body: bytes) -> list[tuple[bytes, bytes]]:

@@ -140,7 +140,7 @@ class ServerClient(BaseModel):
             )
         except TRANSPORT_ERRORS as error:
             tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
-            call = Call(request.method, base_url(address) + request.path_and_query, hosted.name, internal=True)
+            call = Call(request.method, request.url, hosted.name, internal=True)
             raise call_failure(error, call, tries) from error
         if response.status in REDIRECTS and request.allow_redirects and "location" in response.headers:
             return await _follow(response, hosted.name, kwargs, self.auth_token)

@@ -112,7 +112,7 @@ class WirePool:
             timer.cancel()
             self._busy.discard(connection)
             self._give_back(connection)
-        return connection.answer_to(request, target)
+        return connection.answer_to(request)
 
     def close(self) -> None:
         """Close every connection; calls under way break."""
@@ -277,7 +277,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(head + body)
         return self._future
 
-    def answer_to(self, request: LocalRequest, target: Target) -> LocalResponse:
+    def answer_to(self, request: LocalRequest) -> LocalResponse:
         """The answer that has come."""
         assert self._future is not None
         is_complete = self._future.result()
@@ -286,10 +286,15 @@ class _Connection(asyncio.Protocol):
         for name, value in headers:
             if name == b"content-encoding" and value.lower() in _COMPRESSED:
                 body, is_complete = _decompressed(body, is_complete)
-        url = target.origin + request.path_and_query
         self._future = None
         return LocalResponse(
-            request.method, url, self._status, headers, body, broken=not is_complete, sent_headers=request.headers
+            request.method,
+            request.url,
+            self._status,
+            headers,
+            body,
+            broken=not is_complete,
+            sent_headers=request.headers,
         )
 
     def close(self) -> None:

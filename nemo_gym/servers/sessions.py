@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.http.request import json_bytes
+
 SESSION_ID_KEY = "session_id"
 SESSION_RETURNS_KEY = "nemo_gym_session_returns"
 """In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
@@ -93,8 +95,8 @@ class Sessions:
         return self._keep(cookie, json.loads(urlsafe_b64decode(payload)))
 
     def _write(self, data: dict[str, Any]) -> tuple[bytes, bytes]:
-        text = json.dumps(data)
-        payload = urlsafe_b64encode(text.encode())
+        text = json_bytes(data)
+        payload = urlsafe_b64encode(text)
         kept = data.copy() if len(data) == 1 else json.loads(text)
         return self._keep(b"%b.%b" % (payload, self._signature(payload)), kept).header
 
