@@ -64,7 +64,14 @@ class DirectCalls(Protocol):
 
 _DISCONNECT = "http.disconnect"
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-_CLIENT = ("127.0.0.1", 0)
+_COMMON_SCOPE: Scope = {
+    "type": "http",
+    "http_version": "1.1",
+    "scheme": "http",
+    "root_path": "",
+    "client": ("127.0.0.1", 0),
+    ADMITTED: True,
+}
 
 
 @dataclass(frozen=True)
@@ -302,18 +309,13 @@ async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Excha
 
 def _scope(hosted: HostedApp, address: Address, request: LocalRequest) -> Scope:
     return {
-        "type": "http",
+        **_COMMON_SCOPE,
         "asgi": _ASGI.copy(),
-        "http_version": "1.1",
-        "scheme": "http",
         "method": request.method,
-        "root_path": "",
         "path": request.path,
         "raw_path": request.raw_path,
         "query_string": request.query,
         "headers": request.headers,
-        "client": _CLIENT,
         "server": address,
-        "state": dict(hosted.state),
-        ADMITTED: True,
+        "state": {**hosted.state},
     }

@@ -19,6 +19,7 @@ JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
 """Of a request that says nothing else about itself."""
 
 _UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
+_JSON_CALL = frozenset({"data", "headers", "cookies"})
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
@@ -53,6 +54,8 @@ def local_request(
     method: str, base_url: str, url_path: str, kwargs: dict[str, Any], content: Any = None
 ) -> LocalRequest | None:
     """The request `kwargs` describe; None when it takes a real connection."""
+    if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
+        return _json_request(method, base_url, url_path, kwargs.get("data", b""), kwargs.get("cookies"), content)
     if not _UNDERSTOOD.issuperset(kwargs):
         return None
     data = kwargs.get("data")
@@ -67,22 +70,28 @@ def local_request(
     params = kwargs.get("params")
     target = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
     method = method.upper()
-    given = kwargs.get("headers") or {}
-    cookies = kwargs.get("cookies")
-    cookie = _cookie_header(cookies, base_url, url_path).encode() if cookies else b""
-    if given is JSON_HEADERS:  # nearly every call between servers
-        headers = [(b"cookie", cookie)] if cookie else []
-        headers += (_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body)))
-    else:
-        headers = _translated(given, method, base_url, body)
-        if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
-            headers.append((b"content-type", b"text/plain; charset=utf-8"))
-        if cookies:
-            headers = _with_cookies(headers, cookie)
+    headers = _translated(kwargs.get("headers") or {}, method, base_url, body)
+    if isinstance(data, str) and not any(name == b"content-type" for name, _ in headers):
+        headers.append((b"content-type", b"text/plain; charset=utf-8"))
+    if cookies := kwargs.get("cookies"):
+        headers = _with_cookies(headers, _cookie_header(cookies, base_url, url_path).encode())
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
     return LocalRequest(method, *target, headers, body, timeout, kwargs.get("allow_redirects", True), content)
+
+
+def _json_request(method: str, base_url: str, url_path: str, body: bytes, cookies: Any, content: Any) -> LocalRequest:
+    """What nearly every call between servers is."""
+    headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
+    if cookies:
+        headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
+    return LocalRequest(method, *_target(base_url, url_path), headers, body, None, True, content)
+
+
+@lru_cache
+def _json_headers(base_url: str) -> tuple[tuple[bytes, bytes], ...]:
+    return _IS_JSON, _host(base_url), _ACCEPT
 
 
 @lru_cache(4096)

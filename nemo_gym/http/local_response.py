@@ -32,6 +32,9 @@ class LocalResponse:
     history: tuple[()] = ()
     closed = True
     connection = None
+    _headers: CIMultiDictProxy[str] | None = None
+    _cookies: SimpleCookie | None = None
+    _content: aiohttp.StreamReader | None = None
 
     def __init__(
         self,
@@ -54,9 +57,6 @@ class LocalResponse:
         self._broken = broken
         self._sent_headers = sent_headers
         self.parsed = parsed
-        self._headers: CIMultiDictProxy[str] | None = None
-        self._cookies: SimpleCookie | None = None
-        self._content: aiohttp.StreamReader | None = None
 
     @property
     def ok(self) -> bool:
