@@ -52,16 +52,6 @@ def least_busy(replicas: Iterable[Replica]) -> Replica:
     return min(replicas, key=lambda replica: (replica.shunned_until_s > now, replica.in_flight, replica.times_chosen))
 
 
-class _Value(NamedTuple):
-    """A node of a config, and its value before interpolation."""
-
-    node: Any
-    value: Any
-
-    def still_holds(self, node: Any) -> bool:
-        return node is self.node and node._val == self.value
-
-
 class _Remembered(NamedTuple):
     """An address, and the nodes and raw values of the config that it was read from."""
 
@@ -70,13 +60,18 @@ class _Remembered(NamedTuple):
     config: DictConfig
     instance: Any
     block: dict[Any, Any]
-    host: "_Value"
-    port: "_Value"
+    host: Any
+    host_value: Any
+    port: Any
+    port_value: Any
 
     def still_holds(self, config: DictConfig, name: str) -> bool:
-        if config is not self.config or _nodes(config).get(name) is not self.instance:
+        if config is not self.config or config._content.get(name) is not self.instance:  # type: ignore[union-attr]
             return False
-        return self.host.still_holds(self.block.get("host")) and self.port.still_holds(self.block.get("port"))
+        host, port = self.block.get("host"), self.block.get("port")
+        if host is not self.host or port is not self.port:
+            return False
+        return bool(host._val == self.host_value and port._val == self.port_value)
 
 
 class AddressBook:
@@ -108,15 +103,17 @@ def _read(config: DictConfig, name: str) -> _Remembered:
         raise ServerRefNotFoundError(
             f"Server {name!r} has no address (host: {host}, port: {port}): it was not started with this config"
         )
-    address = Address(str(host), int(port))
+    address, nodes = Address(str(host), int(port)), _nodes(block)
     return _Remembered(
         address=address,
         url=base_url(address),
         config=config,
         instance=_nodes(config).get(name),
-        block=_nodes(block),
-        host=_raw(block, "host"),
-        port=_raw(block, "port"),
+        block=nodes,
+        host=nodes["host"],
+        host_value=nodes["host"]._val,
+        port=nodes["port"],
+        port_value=nodes["port"]._val,
     )
 
 
@@ -145,8 +142,3 @@ def _unknown(name: str, names: list[str]) -> str:
 def _nodes(config: DictConfig) -> dict[Any, Any]:
     """The children of a config as OmegaConf keeps them; its public access is 100 times slower."""
     return cast("dict[Any, Any]", config._content)
-
-
-def _raw(block: DictConfig, key: str) -> "_Value":
-    node = _nodes(block)[key]
-    return _Value(node, node._val)

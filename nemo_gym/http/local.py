@@ -17,11 +17,10 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import aiohttp
 
-from nemo_gym.http.addresses import Address, base_url
+from nemo_gym.http.addresses import Address
 from nemo_gym.http.local_request import LocalRequest
 from nemo_gym.http.local_response import LocalResponse, RawHeaders
 
@@ -46,6 +45,8 @@ class Answer(NamedTuple):
     status: int
     headers: RawHeaders
     body: bytes
+    content: Any = None
+    """What the body is the JSON of, if the server still has it; nobody may change it."""
 
 
 class DirectCalls(Protocol):
@@ -54,13 +55,23 @@ class DirectCalls(Protocol):
     def find(self, method: str, path: str, /) -> Any:
         """The endpoint, or None when it must be called through the app."""
 
-    async def answer(self, call: Any, scope: Scope, body: bytes, receive: Receive, /) -> Any:
-        """What an endpoint that `find` found answers: an `Answer`, or an ASGI app that sends one."""
+    async def answer(self, call: Any, scope: Scope, body: bytes, receive: Receive, content: Any = None, /) -> Any:
+        """What an endpoint that `find` found answers: an `Answer`, or an ASGI app that sends one.
+
+        `content` stands for `body` if the endpoint takes it.
+        """
 
 
 _DISCONNECT = "http.disconnect"
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-_CLIENT = ("127.0.0.1", 0)
+_COMMON_SCOPE: Scope = {
+    "type": "http",
+    "http_version": "1.1",
+    "scheme": "http",
+    "root_path": "",
+    "client": ("127.0.0.1", 0),
+    ADMITTED: True,
+}
 
 
 @dataclass(frozen=True)
@@ -77,8 +88,9 @@ class HostedApp:
     direct: DirectCalls | None = None
 
 
-_HOSTED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, HostedApp]] = WeakKeyDictionary()
-_RUNNING: set[asyncio.Task[Any]] = set()
+_HOSTED: dict[asyncio.AbstractEventLoop, dict[str, HostedApp]] = {}
+_RUNNING: dict[asyncio.Task[Any], asyncio.Future[None] | None] = {}
+"""Work under way, and the future of whoever waits for its end."""
 
 
 def register_local_app(
@@ -98,6 +110,8 @@ def register_local_app(
     """
     known_at = frozenset(Address(host, port) for host, port in addresses)
     hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct)
+    for loop in [loop for loop in _HOSTED if loop.is_closed()]:
+        del _HOSTED[loop]
     _HOSTED.setdefault(asyncio.get_running_loop(), {})[name] = hosted
 
 
@@ -108,8 +122,15 @@ def unregister_local_app(name: str) -> None:
 
 def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
     """The server called `name` at `address` if it lives in the running event loop."""
-    hosted = _HOSTED.get(asyncio.get_running_loop(), {}).get(name)
+    here = _HOSTED.get(asyncio.get_running_loop())
+    hosted = here.get(name) if here else None
     return hosted if hosted is not None and address in hosted.addresses else None
+
+
+def takes_over(hosted: HostedApp, method: str, path: str, content: Any) -> bool:
+    """Whether a server takes `content` as it is, so that it need not become JSON on the way."""
+    call = hosted.direct.find(method, path) if hosted.direct is not None else None
+    return call is not None and bool(call.takes(content))
 
 
 async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequest, timeout_s: float) -> LocalResponse:
@@ -120,12 +141,12 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
         aiohttp.ServerDisconnectedError: the server was stopped before it answered.
     """
     scope = _scope(hosted, address, request)
-    url = base_url(address) + request.path_and_query
+    url = request.url
     call = hosted.direct.find(request.method, request.path) if hosted.direct is not None else None
     if call is None:
         return await _call_app(hosted, hosted.app, scope, request, timeout_s, url)
     assert hosted.direct is not None
-    work = hosted.direct.answer(call, scope, request.body, _nothing_more)
+    work = hosted.direct.answer(call, scope, request.body, _nothing_more, request.content)
     if request.path in hosted.cancellable_paths:
         async with asyncio.timeout(timeout_s):
             answer = await work
@@ -133,21 +154,15 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
         answer = await _carried_out(work, timeout_s)
     if not isinstance(answer, Answer):
         return await _call_app(hosted, answer, scope, request, timeout_s, url)
-    return LocalResponse(request.method, url, answer.status, answer.headers, answer.body)
+    return LocalResponse(request.method, url, answer.status, answer.headers, answer.body, parsed=answer.content)
 
 
 async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
     """The result of `work`, which goes on to its end even if nobody waits for it any more."""
-    task = _spawn(work)
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
-
-    def note_end(_: object = None) -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    timer = loop.call_later(timeout_s, note_end)
-    task.add_done_callback(note_end)
+    task = _spawn(loop, work, ended)
+    timer = loop.call_later(timeout_s, _wake, ended)
     try:
         await ended
     finally:
@@ -159,11 +174,22 @@ async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
     return task.result()
 
 
-def _spawn(work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-    task = asyncio.get_running_loop().create_task(work)
-    _RUNNING.add(task)
-    task.add_done_callback(_RUNNING.discard)
+def _spawn(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], ended: "asyncio.Future[None] | None" = None
+) -> "asyncio.Task[Any]":
+    task = loop.create_task(work)
+    _RUNNING[task] = ended
+    task.add_done_callback(_note_end)
     return task
+
+
+def _note_end(task: "asyncio.Task[Any]") -> None:
+    _wake(_RUNNING.pop(task))
+
+
+def _wake(ended: "asyncio.Future[None] | None") -> None:
+    if ended is not None and not ended.done():
+        ended.set_result(None)
 
 
 async def _nothing_more() -> Message:
@@ -177,7 +203,7 @@ async def _call_app(
 ) -> LocalResponse:
     loop = asyncio.get_running_loop()
     exchange = _Exchange(loop, request)
-    task = _spawn(_serve(hosted, app, scope, exchange))
+    task = _spawn(loop, _serve(hosted, app, scope, exchange))
     timer = loop.call_later(timeout_s, exchange.give_up)
     try:
         await exchange.answered
@@ -283,18 +309,13 @@ async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Excha
 
 def _scope(hosted: HostedApp, address: Address, request: LocalRequest) -> Scope:
     return {
-        "type": "http",
+        **_COMMON_SCOPE,
         "asgi": _ASGI.copy(),
-        "http_version": "1.1",
-        "scheme": "http",
         "method": request.method,
-        "root_path": "",
         "path": request.path,
         "raw_path": request.raw_path,
         "query_string": request.query,
         "headers": request.headers,
-        "client": _CLIENT,
         "server": address,
-        "state": dict(hosted.state),
-        ADMITTED: True,
+        "state": {**hosted.state},
     }

@@ -19,6 +19,7 @@ JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
 """Of a request that says nothing else about itself."""
 
 _UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
+_JSON_CALL = frozenset({"data", "headers", "cookies"})
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
@@ -40,6 +41,7 @@ class LocalRequest(NamedTuple):
     """One request as an ASGI server would hand it on."""
 
     method: str
+    url: str
     path: str
     raw_path: bytes
     query: bytes
@@ -47,59 +49,72 @@ class LocalRequest(NamedTuple):
     body: bytes
     timeout_s: float | None
     """None means the client's own limit."""
-    allow_redirects: bool
-
-    @property
-    def path_and_query(self) -> str:
-        """What follows host and port in the URL."""
-        raw = self.raw_path.decode("ascii")
-        return f"{raw}?{self.query.decode('ascii')}" if self.query else raw
+    allow_redirects: bool = True
+    content: Any = None
+    """Handed over instead of a body, to a server that takes it."""
 
 
-def local_request(method: str, base_url: str, url_path: str, kwargs: dict[str, Any]) -> LocalRequest | None:
+def local_request(
+    method: str, base_url: str, url_path: str, kwargs: dict[str, Any], content: Any = None
+) -> LocalRequest | None:
     """The request `kwargs` describe; None when it takes a real connection."""
-    data = kwargs.get("data")
-    if not _UNDERSTOOD.issuperset(kwargs) or not (data is None or isinstance(data, bytes | str)):
+    if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
+        return _json_request(method, base_url, url_path, kwargs.get("data", b""), kwargs.get("cookies"), content)
+    if not _UNDERSTOOD.issuperset(kwargs):
         return None
-    method = method.upper()
-    path, raw_path, query = _target(base_url, url_path, kwargs.get("params"))
-    body = data.encode() if isinstance(data, str) else data or b""
-    headers = _headers(method, base_url, path, kwargs, body)
-    timeout = kwargs.get("timeout")
-    return LocalRequest(
-        method=method,
-        path=path,
-        raw_path=raw_path,
-        query=query,
-        headers=headers,
-        body=body,
-        timeout_s=timeout.total if isinstance(timeout, ClientTimeout) else timeout,
-        allow_redirects=kwargs.get("allow_redirects", True),
-    )
-
-
-def _target(base_url: str, url_path: str, params: Any) -> tuple[str, bytes, bytes]:
-    if not params and _PLAIN_PATH(url_path) and "/." not in url_path:
-        return url_path, url_path.encode("ascii"), b""
-    url = URL(base_url + url_path)
-    if params:
-        url = url.extend_query(params)
-    return unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
-
-
-def _headers(method: str, base_url: str, path: str, kwargs: dict[str, Any], body: bytes) -> list[tuple[bytes, bytes]]:
-    given = kwargs.get("headers") or {}
-    if given is JSON_HEADERS:  # nearly every call between servers
-        headers = [_IS_JSON, _host(base_url), _ACCEPT, (b"content-length", b"%d" % len(body))]
+    data = kwargs.get("data")
+    if data is None:
+        body = b""
+    elif isinstance(data, bytes):
+        body = data
+    elif isinstance(data, str):
+        body = data.encode()
     else:
-        headers = _translated(given, method, base_url, kwargs.get("data"), body)
+        return None
+    params = kwargs.get("params")
+    target = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
+    method = method.upper()
+    headers = _translated(kwargs.get("headers") or {}, method, base_url, data, body)
     if cookies := kwargs.get("cookies"):
-        own = _cookie_header(cookies, base_url + path).encode()
-        kept = [value for name, value in headers if name == b"cookie" and value]
-        if kept:
-            headers = [(name, value) for name, value in headers if name != b"cookie"]
-        headers.append((b"cookie", b"; ".join([*kept, own]) if kept else own))
-    return headers
+        headers = _with_cookies(headers, _cookie_header(cookies, base_url, url_path).encode())
+    timeout = kwargs.get("timeout")
+    if isinstance(timeout, ClientTimeout):
+        timeout = timeout.total
+    return LocalRequest(method, *target, headers, body, timeout, kwargs.get("allow_redirects", True), content)
+
+
+def _json_request(method: str, base_url: str, url_path: str, body: bytes, cookies: Any, content: Any) -> LocalRequest:
+    """What nearly every call between servers is."""
+    headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
+    if cookies:
+        headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
+    return LocalRequest(method.upper(), *_target(base_url, url_path), headers, body, None, True, content)
+
+
+@lru_cache
+def _json_headers(base_url: str) -> tuple[tuple[bytes, bytes], ...]:
+    return _IS_JSON, _host(base_url), _ACCEPT
+
+
+@lru_cache(4096)
+def _target(base_url: str, url_path: str) -> tuple[str, str, bytes, bytes]:
+    """URL, path, path as it goes over the wire, and query."""
+    if _PLAIN_PATH(url_path) and "/." not in url_path:
+        return base_url + url_path, url_path, url_path.encode("ascii"), b""
+    return _parts(URL(base_url + url_path))
+
+
+def _target_with(base_url: str, url_path: str, params: Any) -> tuple[str, str, bytes, bytes]:
+    return _parts(URL(base_url + url_path).extend_query(params))
+
+
+def _parts(url: URL) -> tuple[str, str, bytes, bytes]:
+    return str(url), unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
+
+
+def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[bytes, bytes]]:
+    kept = [value for name, value in headers if name == b"cookie" and value]
+    return [(b"cookie", b"; ".join([*kept, own])), *(item for item in headers if item[0] != b"cookie")]
 
 
 def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) -> list[tuple[bytes, bytes]]:
@@ -108,7 +123,7 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
     Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
     """
     pairs = given.items() if hasattr(given, "items") else given
-    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
+    headers = [_encoded(name, value) for name, value in pairs]
     names = {name for name, _ in headers}
     if not names.isdisjoint(_FRAMING):
         headers = [header for header in headers if header[0] not in _FRAMING]
@@ -123,20 +138,25 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
     return headers
 
 
+@lru_cache(1024)
+def _encoded(name: str, value: Any) -> tuple[bytes, bytes]:
+    return name.lower().encode("ascii"), str(value).encode()
+
+
 @lru_cache
 def _host(base_url: str) -> tuple[bytes, bytes]:
     return b"host", base_url.partition("://")[2].encode("ascii")
 
 
-def _cookie_header(cookies: Any, url: str) -> str:
-    """The cookies that apply to `url`, judged as aiohttp judges them."""
+def _cookie_header(cookies: Any, base_url: str, path: str) -> str:
+    """The cookies that apply to a path, judged as aiohttp judges them."""
     pairs = list(cookies.items() if hasattr(cookies, "items") else cookies)
     plain = [_plain_pair(name, value) for name, value in pairs]
     if None not in plain:
         return "; ".join(plain)  # type: ignore[arg-type]
     jar = CookieJar()
     jar.update_cookies(pairs)
-    chosen = jar.filter_cookies(URL(url))
+    chosen = jar.filter_cookies(URL(base_url + path))
     return "; ".join(f"{name}={morsel.coded_value}" for name, morsel in chosen.items())
 
 

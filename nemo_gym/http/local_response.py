@@ -32,6 +32,9 @@ class LocalResponse:
     history: tuple[()] = ()
     closed = True
     connection = None
+    _headers: CIMultiDictProxy[str] | None = None
+    _cookies: SimpleCookie | None = None
+    _content: aiohttp.StreamReader | None = None
 
     def __init__(
         self,
@@ -43,7 +46,9 @@ class LocalResponse:
         *,
         broken: bool = False,
         sent_headers: RawHeaders | None = None,
+        parsed: Any = None,
     ) -> None:
+        """`parsed` is what the body is the JSON of, where the server still had it; nobody may change it."""
         self.method = method
         self.status = status
         self.raw_headers = tuple(raw_headers)
@@ -51,9 +56,7 @@ class LocalResponse:
         self._body = body
         self._broken = broken
         self._sent_headers = sent_headers
-        self._headers: CIMultiDictProxy[str] | None = None
-        self._cookies: SimpleCookie | None = None
-        self._content: aiohttp.StreamReader | None = None
+        self.parsed = parsed
 
     @property
     def ok(self) -> bool:

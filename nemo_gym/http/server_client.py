@@ -19,8 +19,8 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.addresses import Address, AddressBook, Replica, base_url, least_busy
 from nemo_gym.http.errors import HeadServerError
-from nemo_gym.http.local import HostedApp, call_local_app, find_local_app
-from nemo_gym.http.local_request import LocalRequest, local_request
+from nemo_gym.http.local import HostedApp, call_local_app, find_local_app, takes_over
+from nemo_gym.http.local_request import JSON_HEADERS, LocalRequest, local_request
 from nemo_gym.http.probe import fetch, probe
 from nemo_gym.http.redirects import REDIRECTS, redirect_of
 from nemo_gym.http.request import TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
@@ -34,6 +34,8 @@ from nemo_gym.schemas.server_instance import ServerStatus
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
 _REPLICATED_PATH = "/run"
+_HANDED_OVER_WITH = frozenset({"json", "cookies"})
+"""Arguments of a call whose content can be handed over as it is."""
 
 
 class ServerClient(BaseModel):
@@ -73,12 +75,19 @@ class ServerClient(BaseModel):
 
         Of a pydantic model given as `json` only the fields that were set go out.
         """
-        kwargs = with_json_body(kwargs)
         path = url_path if url_path.startswith("/") else f"/{url_path}"
         address, url = self._address_of(server_name)
         hosted = find_local_app(server_name, address)
+        content = None
+        if (
+            hosted is not None
+            and _HANDED_OVER_WITH.issuperset(kwargs)
+            and takes_over(hosted, method, path, kwargs.get("json"))
+        ):
+            content, kwargs["headers"] = kwargs.pop("json"), JSON_HEADERS
+        kwargs = with_json_body(kwargs)
         if hosted is not None:
-            translated = local_request(method, url, path, kwargs)
+            translated = local_request(method, url, path, kwargs, content)
             if translated is not None:
                 return await self._request_in_memory(hosted, address, translated, kwargs)
         kwargs = with_token(kwargs, self.auth_token)
@@ -130,7 +139,7 @@ class ServerClient(BaseModel):
             )
         except TRANSPORT_ERRORS as error:
             tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
-            call = Call(request.method, base_url(address) + request.path_and_query, hosted.name, internal=True)
+            call = Call(request.method, request.url, hosted.name, internal=True)
             raise call_failure(error, call, tries) from error
         redirect = None
         if response.status in REDIRECTS:

@@ -19,7 +19,6 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import aiohttp
 import orjson
@@ -49,9 +48,7 @@ class LoopSession:
 @dataclass
 class _Sessions:
     by_loop: dict[asyncio.AbstractEventLoop, LoopSession] = field(default_factory=dict)
-    settings_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, GlobalAIOHTTPAsyncClientConfig] = field(
-        default_factory=WeakKeyDictionary
-    )
+    settings_by_loop: dict[asyncio.AbstractEventLoop, GlobalAIOHTTPAsyncClientConfig] = field(default_factory=dict)
     chosen: GlobalAIOHTTPAsyncClientConfig | None = None
     """What a program chose for all its loops; None means what the config says."""
     min_connections: int = 0
@@ -114,12 +111,14 @@ def is_global_aiohttp_client_setup() -> bool:
 
 def current_settings() -> GlobalAIOHTTPAsyncClientConfig:
     """The settings in force; inside an event loop they are read once."""
-    loop = _running_loop()
-    settings = None if loop is None else _SESSIONS.settings_by_loop.get(loop)
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return _SESSIONS.chosen or settings_of_process()
+    settings = _SESSIONS.settings_by_loop.get(loop)
     if settings is None:
-        settings = _SESSIONS.chosen or settings_of_process()
-        if loop is not None:
-            _SESSIONS.settings_by_loop[loop] = settings
+        _forget_dead_loops()
+        settings = _SESSIONS.settings_by_loop[loop] = _SESSIONS.chosen or settings_of_process()
     return settings
 
 
@@ -207,8 +206,10 @@ async def _closed_with_its_loop(
 
 
 def _forget_dead_loops() -> None:
-    """Drop sessions whose loop was closed without shutting its async generators down."""
+    """Drop settings and sessions of closed loops, also of those that did not shut their async generators down."""
     with _SESSIONS.lock:
+        for loop in [loop for loop in _SESSIONS.settings_by_loop if loop.is_closed()]:
+            del _SESSIONS.settings_by_loop[loop]
         dead = [loop for loop in _SESSIONS.by_loop if loop.is_closed()]
         sessions = [_SESSIONS.by_loop.pop(loop) for loop in dead]
     for session in sessions:

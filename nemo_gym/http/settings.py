@@ -5,6 +5,7 @@ waits has an end.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -71,7 +72,7 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
             )
             raise HttpSettingsError(f"The config sets the HTTP client to what it cannot be: {problems}") from error
 
-    @property
+    @cached_property
     def retry_between_servers(self) -> RetryPolicy:
         """How calls between servers are tried again."""
         return RetryPolicy(
@@ -81,7 +82,7 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
             max_delay_s=self.http_retry_max_delay_s,
         )
 
-    @property
+    @cached_property
     def retry_model_calls(self) -> RetryPolicy:
         """How calls to a model endpoint are tried again."""
         return RetryPolicy(

@@ -114,10 +114,9 @@ class WirePool:
             timer.cancel()
             self._give_back(connection)
         body, is_complete = answer.body()
-        url = target.origin + request.path_and_query
         return LocalResponse(
             request.method,
-            url,
+            request.url,
             answer.status,
             answer.headers,
             body,

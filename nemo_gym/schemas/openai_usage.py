@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import TypeVar
+from typing import Any
 
 from nemo_gym.schemas.wire import WireModel
 
@@ -43,29 +43,29 @@ class NeMoGymResponseUsage(WireModel):
         )
 
 
-_Counts = TypeVar("_Counts", bound=WireModel)
-
-
 def _add_usages(left: NeMoGymResponseUsage, right: NeMoGymResponseUsage) -> NeMoGymResponseUsage:
-    total = _add_counts(left, right)
-    total.input_tokens_details = _add_details(left.input_tokens_details, right.input_tokens_details)
-    total.output_tokens_details = _add_details(left.output_tokens_details, right.output_tokens_details)
-    return total
-
-
-def _add_details(left: _Counts | None, right: _Counts | None) -> _Counts | None:
-    return None if left is None or right is None else _add_counts(left, right)
-
-
-def _add_counts(left: _Counts, right: _Counts) -> _Counts:
-    """Sum what both sides count; a count that one side lacks is unknown in the sum."""
-    ours, theirs = dict(left), dict(right)
-    both = {
-        name: ours[name] + theirs[name]
-        for name in ours.keys() & theirs.keys()
-        if isinstance(ours[name], int) and isinstance(theirs[name], int)
+    details = {
+        "input_tokens_details": _added(left.input_tokens_details, right.input_tokens_details),
+        "output_tokens_details": _added(left.output_tokens_details, right.output_tokens_details),
     }
-    return type(left).model_validate(both)
+    return type(left).model_validate({**(_added(left, right) or {}), **details})
+
+
+def _added(left: WireModel | None, right: WireModel | None) -> dict[str, int] | None:
+    """The sums of what both sides count; a count that one side lacks is unknown."""
+    if left is None or right is None:
+        return None
+    ours, theirs = _fields(left), _fields(right)
+    return {
+        name: count + theirs[name]
+        for name, count in ours.items()
+        if isinstance(count, int) and isinstance(theirs.get(name), int)
+    }
+
+
+def _fields(counts: WireModel) -> dict[str, Any]:
+    """`dict(counts)`, which costs ten times as much."""
+    return {**counts.__dict__, **counts.__pydantic_extra__} if counts.__pydantic_extra__ else counts.__dict__
 
 
 def accumulate_response_usage(

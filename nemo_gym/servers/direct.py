@@ -26,6 +26,7 @@ from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
 from nemo_gym.servers.sessions import Session, SessionMiddleware, Sessions
 
+_BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
 _KNOWN_LAYERS = {AuthMiddleware, SessionMiddleware, ErrorMiddleware, SessionLifetimeMiddleware}
 
 
@@ -71,8 +72,10 @@ class DirectLane:
             self._routes_seen = len(routes)
         return self._calls.get((method, path))
 
-    async def answer(self, call: DirectCall, scope: Scope, body: bytes, receive: Receive) -> Answer | Response:
-        """What an endpoint found by `find` answers, its failures included."""
+    async def answer(
+        self, call: DirectCall, scope: Scope, body: bytes, receive: Receive, content: Any = None
+    ) -> Answer | Response:
+        """What an endpoint found by `find` answers, its failures included; `content` is instead of `body`, if given."""
         token = enter_instance(self._instance_name)
         try:
             session = self._sessions.open(scope)
@@ -80,7 +83,7 @@ class DirectLane:
             try:
                 if self._lifetimes is not None:
                     await self._lifetimes.request_came(scope)
-                answer = await call.answer(scope, body, receive)
+                answer = await call.answer(scope, body, receive, content)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers
@@ -98,7 +101,7 @@ class DirectLane:
             status, headers = answer.status, answer.headers
         else:
             status, headers = answer.status_code, list(answer.raw_headers)
-        if status >= HTTPStatus.BAD_REQUEST:
+        if status >= _BAD_REQUEST:
             headers += self._failures.origin_headers(status, headers)
         headers.append(self._sessions.header(session))
         if isinstance(answer, Answer):

@@ -7,7 +7,7 @@ query parameters, dependencies, forms, several bodies, plain functions.
 import json
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
@@ -23,6 +23,15 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.http.local import Answer
 
 _IS_JSON = (b"content-type", b"application/json")
+_OK = int(HTTPStatus.OK)
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+
+
+def reads_only(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an endpoint that changes nothing of its body: a caller in this process may hand over an object it keeps."""
+    endpoint.reads_only = True  # type: ignore[attr-defined]
+    return endpoint
 
 
 class DirectRoute(APIRoute):
@@ -60,13 +69,20 @@ class DirectCall:
         self._endpoint: Callable[..., Awaitable[Any]] = route.endpoint
         self._request_name = needs.request_param_name
         self._response_name = needs.response_param_name
-        self._status = route.status_code or HTTPStatus.OK
+        self._status = int(route.status_code or _OK)
+        self._taken_over: Any = None
         self._body_name: str | None = None
         if needs.body_params:
             field = needs.body_params[0]
             self._body_name = field.name
             self._body_type: TypeAdapter[Any] = TypeAdapter(field.field_info.annotation or Any)
             self._body_default = field.field_info.get_default(call_default_factory=True)
+            if getattr(self._endpoint, "reads_only", False) and not self._request_name:
+                self._taken_over = field.field_info.annotation
+
+    def takes(self, content: Any) -> bool:
+        """Whether the endpoint takes this very object: it has the right type, so it was validated when it was made."""
+        return content is not None and type(content) is self._taken_over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -75,15 +91,15 @@ class DirectCall:
             result = _as_response(result)
         await result(scope, receive, send)
 
-    async def answer(self, scope: Scope, body: bytes, receive: Receive) -> Answer | Response:
-        """What the endpoint says to `body`; a response of its own making is returned as it is."""
+    async def answer(self, scope: Scope, body: bytes, receive: Receive, content: Any = None) -> Answer | Response:
+        """What the endpoint says to `body`, or to `content`; a response of its own making is returned as it is."""
         arguments: dict[str, Any] = {}
         if self._request_name:
             request = Request(scope, receive)
             request._body = body  # what `await request.body()` keeps, had it read the stream itself
             arguments[self._request_name] = request
         if self._body_name:
-            arguments[self._body_name] = self._validated(body)
+            arguments[self._body_name] = self._validated(body) if content is None else content
         if not self._response_name:
             return self._answer(await self._endpoint(**arguments), None)
         response = arguments[self._response_name] = Response()
@@ -106,9 +122,9 @@ class DirectCall:
         body = to_json(result)
         headers = [(b"content-length", b"%d" % len(body)), _IS_JSON]
         if response is None:
-            return Answer(self._status, headers, body)
+            return Answer(self._status, headers, body, result)
         headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
-        return Answer(response.status_code or self._status, headers, body)
+        return Answer(response.status_code or self._status, headers, body, result)
 
 
 def _as_response(answer: Answer) -> Response:
@@ -117,9 +133,12 @@ def _as_response(answer: Answer) -> Response:
     return response
 
 
-def json_answer(body: bytes) -> Answer:
-    """The answer of an endpoint that has its JSON already; for endpoints that take no more than a body."""
-    return Answer(HTTPStatus.OK, [(b"content-length", b"%d" % len(body)), _IS_JSON], body)
+def json_answer(body: bytes, content: Any = None) -> Answer:
+    """The answer of an endpoint that has its JSON already; for endpoints that take no more than a body.
+
+    `content` is what the JSON says, for callers in this process.
+    """
+    return Answer(_OK, [(b"content-length", b"%d" % len(body)), _IS_JSON], body, content)
 
 
 def to_json(result: Any) -> bytes:

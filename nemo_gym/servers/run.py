@@ -89,6 +89,7 @@ def uvicorn_settings() -> dict[str, Any]:
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
         "ws": "none",
+        "proxy_headers": False,
         "server_header": False,
         "date_header": False,
     }

@@ -19,6 +19,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
+from nemo_gym.http.local_request import JSON_HEADERS
+from nemo_gym.http.request import json_bytes
 from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
@@ -29,7 +31,7 @@ from nemo_gym.servers.routes import json_answer
 from nemo_gym.servers.session_lifetime import END_SESSION_HEADER
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.trajectory import NO_ACTIONABLE_OUTPUT, Trajectory
-from responses_api_agents.simple_agent.verdicts import is_scored, with_response
+from responses_api_agents.simple_agent.verdicts import Verdict, with_response
 
 logger = logging.getLogger(__name__)
 
@@ -85,17 +87,17 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     ) -> SimpleAgentVerifyResponse:
         """Make one rollout of a row."""
         result = await self._rollout(request, body)
-        return self._validated(result) if isinstance(result, bytes) else result
+        return self._validated(result.json) if isinstance(result, Verdict) else result
 
     def run_handler(self) -> Callable[..., Awaitable[Any]]:
         """Pass verdicts on as they came, unless a subclass does something with them."""
         return self._run_route if type(self).run is SimpleAgent.run else self.run
 
     async def _run_route(self, request: Request, body: SimpleAgentRunRequest) -> Any:
-        result = await self._rollout(request, body)
-        if not isinstance(result, bytes):
+        result = await self._rollout(request, body, await request.body())
+        if not isinstance(result, Verdict):
             return result
-        return json_answer(result) if is_scored(result) else self._validated(result)
+        return json_answer(result.json) if result.is_scored() else self._validated(result.json)
 
     def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
         try:
@@ -104,9 +106,15 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             name = self.config.resources_server.name
             raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
 
-    async def _rollout(self, request: Request, body: SimpleAgentRunRequest) -> SimpleAgentVerifyResponse | bytes:
-        """One rollout of a row: the verdict as the environment wrote it, or our own if it was not asked."""
-        seeded = await self._post_to_environment("/seed_session", request.cookies, json=body)
+    async def _rollout(
+        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None = None
+    ) -> SimpleAgentVerifyResponse | Verdict:
+        """One rollout of a row: the environment's verdict, or ours if it was not asked.
+
+        `as_json` is the row as it came, if nobody has changed it since.
+        """
+        row: dict[str, Any] = {"data": as_json, "headers": JSON_HEADERS} if as_json else {"json": body}
+        seeded = await self._post_to_environment("/seed_session", request.cookies, **row)
         await raise_for_status(seeded)
         cookies = merged(request.cookies, seeded.cookies)
         try:
@@ -117,7 +125,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         if self.config.skip_verification:
             await self._end_session(cookies)
             return self._unverified(body, response)
-        return await self._verify(body, response, cookies)
+        return await self._verify(as_json or json_bytes(body), response, cookies)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
         """The metrics of the resources server, which knows what its fields mean."""
@@ -153,7 +161,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         )
         await raise_for_status(answer)
         trajectory.model_cookies = merged(trajectory.model_cookies, answer.cookies)
-        response = _parsed(await answer.read(), f"Received an invalid response from model server {name!r}")
+        response = getattr(answer, "parsed", None)  # of a colocated server
+        if type(response) is not NeMoGymResponse:
+            response = _parsed(await answer.read(), f"Received an invalid response from model server {name!r}")
         if response.error is not None:
             raise RuntimeError(
                 f"The model behind {name!r} failed: {response.error.code}: {response.error.message}. "
@@ -191,16 +201,15 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         response = _parsed(await answer.read(), f"Received an invalid response from agent {self.config.name!r}")
         return response, merged(cookies, answer.cookies)
 
-    async def _verify(self, row: SimpleAgentRunRequest, response: NeMoGymResponse, cookies: Cookies) -> bytes:
-        """The verdict as the environment wrote it."""
+    async def _verify(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
         answer = await self._post_to_environment(
             "/verify", cookies, data=with_response(row, response), headers=_VERIFY_HEADERS
         )
         await raise_for_status(answer)
         verdict = await answer.read()
         if not (stop_reason := _stop_reason(response)):
-            return verdict
-        return orjson.dumps({**self._validated(verdict).model_dump(mode="json"), **stop_reason})
+            return Verdict(verdict, getattr(answer, "parsed", None))
+        return Verdict(orjson.dumps({**self._validated(verdict).model_dump(mode="json"), **stop_reason}))
 
     def _unverified(self, row: SimpleAgentRunRequest, response: NeMoGymResponse) -> SimpleAgentVerifyResponse:
         verdict = {"reward": self.config.skip_verification_reward, "verification_skipped": True}

@@ -1,25 +1,44 @@
 """What goes to `/verify`, and what comes back: JSON that an agent passes on without taking it apart."""
 
+import math
+from typing import Any, NamedTuple
+
 import orjson
 from pydantic import BaseModel
 
+from nemo_gym.base_resources_server import BaseVerifyResponse
 from nemo_gym.http.request import json_bytes
 
 
-def with_response(row: BaseModel, response: BaseModel) -> bytes:
+def with_response(row: bytes, response: BaseModel) -> bytes:
     """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
-    return b"".join((json_bytes(row)[:-1], b',"response":', json_bytes(response), b"}"))
+    return b"".join((row.rstrip()[:-1], b',"response":', json_bytes(response), b"}"))
 
 
-def is_scored(verdict: bytes) -> bool:
-    """Whether this is a whole rollout with a number for its reward, and so can be passed on as it is.
+class Verdict(NamedTuple):
+    """The verdict as the environment wrote it."""
 
-    Environments of this toolkit write nothing else, but for the `"NaN"` of a judge that failed.
-    """
-    try:
-        content = orjson.loads(verdict)
-        reward = content["reward"]
-        parts = content["responses_create_params"], content["response"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    return isinstance(reward, int | float) and not isinstance(reward, bool) and all(isinstance(p, dict) for p in parts)
+    json: bytes
+    parsed: Any = None
+    """The same, if the environment is in this process."""
+
+    def is_scored(self) -> bool:
+        """Whether this is a whole rollout with a number for its reward, and so can be passed on as it is.
+
+        Environments of this toolkit write nothing else, but for the `"NaN"` of a judge that failed.
+        """
+        parsed = self.parsed
+        if isinstance(parsed, BaseVerifyResponse):
+            parts: tuple[Any, ...] = parsed.responses_create_params, parsed.response
+            return type(parsed.reward) is float and math.isfinite(parsed.reward) and _are(BaseModel, parts)
+        try:
+            content = orjson.loads(self.json)
+            reward = content["reward"]
+            parts = content["responses_create_params"], content["response"]
+        except (ValueError, KeyError, TypeError):
+            return False
+        return isinstance(reward, int | float) and not isinstance(reward, bool) and _are(dict, parts)
+
+
+def _are(kind: type, parts: tuple[Any, ...]) -> bool:
+    return all(isinstance(part, kind) for part in parts)

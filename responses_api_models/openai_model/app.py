@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
 from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
@@ -23,7 +23,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, per_process_cap
-from nemo_gym.servers.routes import json_answer
+from nemo_gym.servers.routes import json_answer, reads_only
 
 
 class OpenAIModelConfig(BaseResponsesAPIModelConfig):
@@ -48,19 +48,19 @@ class OpenAIModel(SimpleResponsesAPIModel):
     """Passes requests on to the endpoint and its answers back."""
 
     config: OpenAIModelConfig
-    _client: NeMoGymAsyncOpenAI = PrivateAttr()
-    _slots: AbstractAsyncContextManager[Any] = PrivateAttr()
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Make the client of the endpoint."""
-        super().model_post_init(context)
-        self._client = NeMoGymAsyncOpenAI(
+    @cached_property  # found faster than a private attribute
+    def _client(self) -> NeMoGymAsyncOpenAI:
+        return NeMoGymAsyncOpenAI(
             base_url=self.config.openai_base_url,
             api_key=self.config.openai_api_key,
             default_headers=self.config.openai_default_headers,
         )
+
+    @cached_property
+    def _slots(self) -> AbstractAsyncContextManager[Any]:
         cap = per_process_cap(self.config.max_concurrent_requests)
-        self._slots = asyncio.Semaphore(cap) if cap else nullcontext()
+        return asyncio.Semaphore(cap) if cap else nullcontext()
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:  # type: ignore[override]
         """Answer through the endpoint's `/responses`."""
@@ -71,9 +71,10 @@ class OpenAIModel(SimpleResponsesAPIModel):
         """Pass answers on as they came, unless a subclass does something with them."""
         return self._responses_route if type(self).responses is OpenAIModel.responses else self.responses
 
+    @reads_only
     async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
         response, answer = await self._answered(body)
-        return json_answer(answer.raw) if isinstance(answer, JsonObject) else response
+        return json_answer(answer.raw, response) if isinstance(answer, JsonObject) else response
 
     async def _answered(self, body: NeMoGymResponseCreateParamsNonStreaming) -> tuple[NeMoGymResponse, dict[str, Any]]:
         request = self._request(body)

@@ -13,6 +13,7 @@ from yarl import URL
 from nemo_gym import server_utils
 from nemo_gym.http import wire
 from nemo_gym.http.errors import ServerResponseError, ServerUnreachableError
+from nemo_gym.http.local_request import JSON_HEADERS
 from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.openai_client import NeMoGymAsyncOpenAI
 from nemo_gym.http.request import get_response_json, raise_for_status, request, try_once
@@ -63,6 +64,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/text", {"data": "ü"}),
     ("POST", "/bytes", {"data": b"\x00\xff"}),
     ("POST", "/none", {"data": b""}),
+    ("post", "/json", {"data": b"{}", "headers": JSON_HEADERS, "cookies": {"a": "1"}}),
     ("PUT", "/typed", {"data": b"{}", "headers": {"Content-Type": "application/json", "X-Ü".encode().hex(): "ü"}}),
     ("POST", "/given", {"data": b"12", "headers": {"content-length": "2", "Accept": "x/y", "Host": "elsewhere"}}),
     ("GET", "/cookies", {"cookies": {"a": "1", "b": "x y"}}),

@@ -275,7 +275,7 @@ def test_localhost_where_nobody_listens_refuses_also_without_its_second_address(
 async def status_at(pool: WirePool, host: str, port: int) -> int:
     target = target_of(f"http://{host}:{port}/")
     assert target is not None
-    request = LocalRequest("GET", "/", b"/", b"", [(b"host", b"x")], b"", None, True)
+    request = LocalRequest("GET", "http://x/", "/", b"/", b"", [(b"host", b"x")], b"", None)
     return (await pool.exchange(target, request, PATIENCE_S)).status
 
 

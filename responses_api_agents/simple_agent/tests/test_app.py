@@ -269,7 +269,7 @@ def test_a_rollout_is_seeded_answered_and_verified_in_one_session() -> None:
 
     assert paths_of(agent) == [("environment", "/seed_session"), ("model", "/v1/responses"), ("environment", "/verify")]
     seed, _, verify = calls_of(agent)
-    assert seed.kwargs["json"].model_dump(exclude_unset=True)["expected"] == 4
+    assert json.loads(seed.kwargs["data"])["expected"] == 4
     assert verify.kwargs["cookies"] == {"session": "s"}
     assert verify.kwargs["headers"]["x-nemo-gym-end-session"] == "true"
     sent = json.loads(verify.kwargs["data"])

@@ -1,6 +1,7 @@
 """What the product adds to a rollout whose model takes its time, and what a rollout in flight occupies."""
 
 import asyncio
+import random
 import statistics
 import subprocess
 import sys
@@ -18,30 +19,42 @@ MODEL_CALLS = 2
 
 
 def added_ms(folder: Path, delay_s: float, in_flight: int, rollouts: int) -> float:
-    """Median time of `/run` beyond what the model took, in milliseconds."""
+    """Median time of `/run` beyond what the model took, in milliseconds, with so many in flight on average."""
     row = orjson.loads((processes.ROOT / processes.INPUT).read_bytes().splitlines()[0])
     url = f"http://127.0.0.1:{agent_port(folder)}/run"
-    took = uvloop.run(_drive(url, orjson.dumps(row), in_flight, rollouts))
+    took = uvloop.run(_drive(url, orjson.dumps(row), delay_s, in_flight, rollouts))
     return 1000 * (statistics.median(took) - MODEL_CALLS * delay_s)
 
 
-async def _drive(url: str, body: bytes, in_flight: int, rollouts: int) -> list[float]:
-    waiting, took = iter(range(rollouts)), []
+async def _drive(url: str, body: bytes, delay_s: float, in_flight: int, rollouts: int) -> list[float]:
+    """Begin rollouts at random moments, as independent callers would: none waits for another's end.
+
+    Only when twice as many as meant are in flight (the servers cannot keep up), the next one waits.
+    """
+    arrivals = random.Random(8)
+    room = asyncio.Semaphore(2 * in_flight)
+    per_second = in_flight / (MODEL_CALLS * delay_s)
+    took: list[float] = []
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
 
         async def play(number: int) -> None:
-            await asyncio.sleep(0.4 * number / in_flight)  # arrivals spread, as they are once a run goes on
-            for turn in waiting:
-                began = time.perf_counter()
-                headers = {"content-type": "application/json"}
-                async with session.post(url, data=body, headers=headers) as response:
-                    await response.read()
-                    response.raise_for_status()
-                if turn >= in_flight:  # the first ones open connections
-                    took.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            headers = {"content-type": "application/json"}
+            async with session.post(url, data=body, headers=headers) as response:
+                await response.read()
+                response.raise_for_status()
+            room.release()
+            if number >= rollouts // 5:  # the first ones open connections
+                took.append(time.perf_counter() - began)
 
-        await asyncio.gather(*(play(number) for number in range(in_flight)))
+        async with asyncio.TaskGroup() as group:
+            due_s = time.perf_counter()
+            for number in range(rollouts):
+                due_s += arrivals.expovariate(per_second)
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                await room.acquire()
+                group.create_task(play(number))
     return took
 
 
