@@ -49,7 +49,6 @@ class LocalRequest(NamedTuple):
     body: bytes
     timeout_s: float | None
     """None means the client's own limit."""
-    allow_redirects: bool = True
     content: Any = None
     """Handed over instead of a body, to a server that takes it."""
 
@@ -80,7 +79,7 @@ def local_request(
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
-    return LocalRequest(method, *target, headers, body, timeout, kwargs.get("allow_redirects", True), content)
+    return LocalRequest(method, *target, headers, body, timeout, content)
 
 
 def _json_request(method: str, base_url: str, url_path: str, body: bytes, cookies: Any, content: Any) -> LocalRequest:
@@ -88,7 +87,7 @@ def _json_request(method: str, base_url: str, url_path: str, body: bytes, cookie
     headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
     if cookies:
         headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
-    return LocalRequest(method.upper(), *_target(base_url, url_path), headers, body, None, True, content)
+    return LocalRequest(method.upper(), *_target(base_url, url_path), headers, body, None, content)
 
 
 @lru_cache
