@@ -143,6 +143,8 @@ class ServerClient(BaseModel):
             raise call_failure(error, call, tries) from error
         redirect = None
         if response.status in REDIRECTS:
+            if request.content is not None:
+                kwargs = with_json_body({**kwargs, "json": request.content})
             redirect = redirect_of(response, with_token(kwargs, self.auth_token))
         if redirect is None:
             return cast(ClientResponse, response)
