@@ -16,6 +16,7 @@ import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from nemo_gym.coroutines import NEVER_WAITS, never_waits
 from nemo_gym.errors import GymError
 from nemo_gym.openai_utils import (
     NeMoGymEasyInputMessage,
@@ -162,6 +163,7 @@ def judge_failsafe(verify: _Handler) -> _Handler:
         except JudgeError as error:
             return _unscored([*args, *kwargs.values()], error)
 
+    setattr(guarded, NEVER_WAITS, never_waits(verify))
     return guarded  # type: ignore[return-value]
 
 

@@ -6,7 +6,7 @@ those it runs, and `ServerClient` finds them here before it opens a connection.
 
 A caller that vanishes (it is cancelled, or out of patience) takes the work at `CANCELLABLE_PATHS` with
 it, and never a tool, `/seed_session` or `/verify`: these are carried out to the end, as they are over
-HTTP, and so run in a task of their own.
+HTTP, and so run in a task of their own unless they never wait.
 
 A server may offer a short way to its plain endpoints (`DirectCalls`). All other calls go through its
 ASGI app: the caller goes on when the body is complete, while the task may still have work to do.
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
+from pydantic import BaseModel
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.local_request import LocalRequest
@@ -54,6 +55,9 @@ class DirectCalls(Protocol):
 
     def find(self, method: str, path: str, /) -> Any:
         """The endpoint, or None when it must be called through the app."""
+
+    def never_waits(self, call: Any, /) -> bool:
+        """Whether `answer` has its result at once: then there is nothing to carry out when its caller is gone."""
 
     async def answer(self, call: Any, scope: Scope, body: bytes, receive: Receive, content: Any = None, /) -> Any:
         """What an endpoint that `find` found answers: an `Answer`, or an ASGI app that sends one.
@@ -127,7 +131,7 @@ def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
     return hosted if hosted is not None and address in hosted.addresses else None
 
 
-def takes_over(hosted: HostedApp, method: str, path: str, content: Any) -> bool:
+def takes_over(hosted: HostedApp, method: str, path: str, content: BaseModel) -> bool:
     """Whether a server takes `content` as it is, so that it need not become JSON on the way."""
     call = hosted.direct.find(method, path) if hosted.direct is not None else None
     return call is not None and bool(call.takes(content))
@@ -150,6 +154,8 @@ async def call_local_app(hosted: HostedApp, address: Address, request: LocalRequ
     if request.path in hosted.cancellable_paths:
         async with asyncio.timeout(timeout_s):
             answer = await work
+    elif hosted.direct.never_waits(call):
+        answer = await work
     else:
         answer = await _carried_out(work, timeout_s)
     if not isinstance(answer, Answer):

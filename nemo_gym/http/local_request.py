@@ -53,12 +53,10 @@ class LocalRequest(NamedTuple):
     """Handed over instead of a body, to a server that takes it."""
 
 
-def local_request(
-    method: str, base_url: str, url_path: str, kwargs: dict[str, Any], content: Any = None
-) -> LocalRequest | None:
+def local_request(method: str, base_url: str, url_path: str, kwargs: dict[str, Any]) -> LocalRequest | None:
     """The request `kwargs` describe; None when it takes a real connection."""
     if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
-        return _json_request(method, base_url, url_path, kwargs.get("data", b""), kwargs.get("cookies"), content)
+        return json_request(method, base_url, url_path, kwargs.get("data", b""), kwargs.get("cookies"))
     if not _UNDERSTOOD.issuperset(kwargs):
         return None
     data = kwargs.get("data")
@@ -79,10 +77,12 @@ def local_request(
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
-    return LocalRequest(method, *target, headers, body, timeout, content)
+    return LocalRequest(method, *target, headers, body, timeout)
 
 
-def _json_request(method: str, base_url: str, url_path: str, body: bytes, cookies: Any, content: Any) -> LocalRequest:
+def json_request(
+    method: str, base_url: str, url_path: str, body: bytes, cookies: Any, content: Any = None
+) -> LocalRequest:
     """What nearly every call between servers is."""
     headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
     if cookies:

@@ -20,10 +20,10 @@ from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.addresses import Address, AddressBook, Replica, base_url, least_busy
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.local import HostedApp, call_local_app, find_local_app, takes_over
-from nemo_gym.http.local_request import JSON_HEADERS, LocalRequest, local_request
+from nemo_gym.http.local_request import LocalRequest, json_request, local_request
 from nemo_gym.http.probe import fetch, probe
 from nemo_gym.http.redirects import REDIRECTS, redirect_of
-from nemo_gym.http.request import TRANSPORT_ERRORS, Call, call_failure, send, with_json_body
+from nemo_gym.http.request import TRANSPORT_ERRORS, Call, call_failure, json_bytes, send, with_json_body
 from nemo_gym.http.retry import Tries
 from nemo_gym.http.seams import replaceable
 from nemo_gym.http.session import current_settings, is_global_aiohttp_client_setup, use_client_settings
@@ -34,8 +34,8 @@ from nemo_gym.schemas.server_instance import ServerStatus
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
 _REPLICATED_PATH = "/run"
-_HANDED_OVER_WITH = frozenset({"json", "cookies"})
-"""Arguments of a call whose content can be handed over as it is."""
+_PLAIN_CALL = frozenset({"json", "cookies"})
+"""Arguments of nearly every call between servers."""
 
 
 class ServerClient(BaseModel):
@@ -78,16 +78,15 @@ class ServerClient(BaseModel):
         path = url_path if url_path.startswith("/") else f"/{url_path}"
         address, url = self._address_of(server_name)
         hosted = find_local_app(server_name, address)
-        content = None
-        if (
-            hosted is not None
-            and _HANDED_OVER_WITH.issuperset(kwargs)
-            and takes_over(hosted, method, path, kwargs.get("json"))
-        ):
-            content, kwargs["headers"] = kwargs.pop("json"), JSON_HEADERS
+        given = kwargs.get("json")
+        if hosted is not None and given is not None and _PLAIN_CALL.issuperset(kwargs):
+            is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
+            body, content = (b"", given) if is_taken else (json_bytes(given), None)
+            plain = json_request(method, url, path, body, kwargs.get("cookies"), content)
+            return await self._request_in_memory(hosted, address, plain, kwargs)
         kwargs = with_json_body(kwargs)
         if hosted is not None:
-            translated = local_request(method, url, path, kwargs, content)
+            translated = local_request(method, url, path, kwargs)
             if translated is not None:
                 return await self._request_in_memory(hosted, address, translated, kwargs)
         kwargs = with_token(kwargs, self.auth_token)
@@ -143,9 +142,7 @@ class ServerClient(BaseModel):
             raise call_failure(error, call, tries) from error
         redirect = None
         if response.status in REDIRECTS:
-            if request.content is not None:
-                kwargs = with_json_body({**kwargs, "json": request.content})
-            redirect = redirect_of(response, with_token(kwargs, self.auth_token))
+            redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
         if redirect is None:
             return cast(ClientResponse, response)
         method, url, kwargs = redirect

@@ -72,6 +72,10 @@ class DirectLane:
             self._routes_seen = len(routes)
         return self._calls.get((method, path))
 
+    def never_waits(self, call: DirectCall) -> bool:
+        """Whether `answer` has its result at once, so that nothing can come in between."""
+        return call.never_waits and self._lifetimes is None
+
     async def answer(
         self, call: DirectCall, scope: Scope, body: bytes, receive: Receive, content: Any = None
     ) -> Answer | Response:

@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from starlette._utils import is_async_callable
 from starlette.types import Receive, Scope, Send
 
+from nemo_gym.coroutines import never_waits
 from nemo_gym.http.local import Answer
 
 _IS_JSON = (b"content-type", b"application/json")
@@ -67,6 +68,7 @@ class DirectCall:
     def __init__(self, route: APIRoute) -> None:
         needs = route.dependant
         self._endpoint: Callable[..., Awaitable[Any]] = route.endpoint
+        self.never_waits = never_waits(route.endpoint)
         self._request_name = needs.request_param_name
         self._response_name = needs.response_param_name
         self._status = int(route.status_code or _OK)
