@@ -36,6 +36,9 @@ class ReceivedCookie(Morsel[str]):
 
     plain_pair: str | None = None
 
+    def __init__(self) -> None:
+        """Left empty, unlike any other morsel: whoever reads the cookie fills in name, value and all attributes."""
+
 
 class LocalRequest(NamedTuple):
     """One request as an ASGI server would hand it on."""
@@ -122,24 +125,28 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
     Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
     """
     pairs = given.items() if hasattr(given, "items") else given
-    headers = [_encoded(name, value) for name, value in pairs]
-    names = {name for name, _ in headers}
-    if not names.isdisjoint(_FRAMING):
-        headers = [header for header in headers if header[0] not in _FRAMING]
-    if b"content-type" not in names and (data is not None or method in _HAVE_BODIES):
-        headers.append((b"content-type", _TYPE_OF_TEXT if isinstance(data, str) else _TYPE_OF_BYTES))
-    if b"host" not in names:
-        headers.append(_host(base_url))
-    if b"accept" not in names:
-        headers.append(_ACCEPT)
+    has_body = data is not None or method in _HAVE_BODIES
+    headers = [*_fixed_headers(tuple(pairs), base_url, has_body, isinstance(data, str))]
     if body or method not in ("GET", "HEAD", "OPTIONS", "TRACE"):
         headers.append((b"content-length", b"%d" % len(body)))
     return headers
 
 
-@lru_cache(1024)
-def _encoded(name: str, value: Any) -> tuple[bytes, bytes]:
-    return name.lower().encode("ascii"), str(value).encode()
+@lru_cache(1024)  # those of one caller are the same every time
+def _fixed_headers(
+    pairs: tuple[tuple[str, Any], ...], base_url: str, has_body: bool, is_text: bool
+) -> tuple[tuple[bytes, bytes], ...]:
+    """All but the length."""
+    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
+    headers = [header for header in headers if header[0] not in _FRAMING]
+    names = {name for name, _ in headers}
+    if b"content-type" not in names and has_body:
+        headers.append((b"content-type", _TYPE_OF_TEXT if is_text else _TYPE_OF_BYTES))
+    if b"host" not in names:
+        headers.append(_host(base_url))
+    if b"accept" not in names:
+        headers.append(_ACCEPT)
+    return tuple(headers)
 
 
 @lru_cache

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from aiohttp import ClientTimeout
@@ -82,6 +82,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /tokenize`, which lives beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}/tokenize", {"json": body})
 
+    @cached_property
     def _headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({**self.default_headers, **self.auth_headers()})
         if URL(self.base_url).raw_user is not None:  # for a proxy in front; only one of them can be sent
@@ -98,7 +99,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
         kwargs = {
             "timeout": _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s),
             **({"params": self.default_query} if self.default_query else {}),
-            **with_json_body({**kwargs, "headers": self._headers()}),
+            **with_json_body({**kwargs, "headers": self._headers}),
         }
         call = Call(method, url, internal=self.internal, timeout_key="model_total_timeout_s")
         server_errors = 0
