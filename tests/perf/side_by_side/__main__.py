@@ -1,9 +1,11 @@
 """`python -m tests.perf.side_by_side`: measure floor and product, print the findings, write docs/performance.*."""
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.perf.side_by_side import files, latency, processes, report, start_up, throughput
@@ -67,14 +69,18 @@ def measure_load(
 def measure(folder: Path, scale: float) -> Findings:
     """Everything, in an order that leaves the machine alone between parts."""
     findings = Findings()
+    began_s, stolen_s = time.monotonic(), processes.stolen_s()
     bodies = throughput.bodies_of_one_rollout(folder)
     findings.loads = [measure_load(folder, bodies, load, scale) for load in LOADS]
     large = throughput.bodies_of_one_rollout(folder, LARGE_BYTES)
     findings.large = [measure_load(folder, large, load, scale, LARGE_BYTES) for load in LARGE]
     findings.endpoint_per_s = throughput.endpoint_capacity()
     with processes.helper("endpoint.py", "--delay", "0.2") as (_, port), processes.servers(folder, port):
-        for in_flight in (64, 256):
-            findings.added_ms[in_flight] = latency.added_ms(folder, 0.2, in_flight, int(20 * in_flight * scale) + 128)
+        for in_flight, times in ((64, TIMES), (256, 1)):
+            rollouts = int(20 * in_flight * scale) + 128
+            findings.added_ms[in_flight] = min(
+                latency.added_ms(folder, port, 0.2, in_flight, rollouts) for _ in range(times)
+            )
             print(f"added to a rollout at {in_flight} in flight: {findings.added_ms[in_flight]:.1f} ms", flush=True)
     with processes.helper("endpoint.py", "--delay", "3") as (_, port), processes.servers(folder, port) as launcher:
         findings.kb_in_flight = latency.kb_per_rollout_in_flight(folder, launcher, 1024)
@@ -82,6 +88,8 @@ def measure(folder: Path, scale: float) -> Findings:
     with processes.helper("endpoint.py") as (_, port):
         findings.start_up = start_up.measure(folder, port)
     findings.files = files.measure_all(folder / "files")
+    cores_s = (time.monotonic() - began_s) * (os.cpu_count() or 1)
+    findings.stolen_share = (processes.stolen_s() - stolen_s) / cores_s
     return findings
 
 

@@ -18,22 +18,28 @@ from tests.perf.side_by_side import processes
 MODEL_CALLS = 2
 
 
-def added_ms(folder: Path, delay_s: float, in_flight: int, rollouts: int) -> float:
-    """Median time of `/run` beyond what the model took, in milliseconds, with so many in flight on average."""
+def added_ms(folder: Path, endpoint_port: int, delay_s: float, in_flight: int, rollouts: int) -> float:
+    """Median time of `/run` beyond that of its calls of the model, made by the same client at the same pace; in ms.
+
+    So many rollouts are in flight on average.
+    """
     row = orjson.loads((processes.ROOT / processes.INPUT).read_bytes().splitlines()[0])
-    url = f"http://127.0.0.1:{agent_port(folder)}/run"
-    took = uvloop.run(_drive(url, orjson.dumps(row), delay_s, in_flight, rollouts))
-    return 1000 * (statistics.median(took) - MODEL_CALLS * delay_s)
+    body = orjson.dumps(row)
+    per_second = in_flight / (MODEL_CALLS * delay_s)
+    model = f"http://127.0.0.1:{endpoint_port}/v1/responses"
+    one_call_s = statistics.median(uvloop.run(_drive(model, body, MODEL_CALLS * per_second, in_flight, rollouts)))
+    agent = f"http://127.0.0.1:{agent_port(folder)}/run"
+    rollout_s = statistics.median(uvloop.run(_drive(agent, body, per_second, in_flight, rollouts)))
+    return 1000 * (rollout_s - MODEL_CALLS * one_call_s)
 
 
-async def _drive(url: str, body: bytes, delay_s: float, in_flight: int, rollouts: int) -> list[float]:
+async def _drive(url: str, body: bytes, per_second: float, in_flight: int, rollouts: int) -> list[float]:
     """Begin rollouts at random moments, as independent callers would: none waits for another's end.
 
     Only when twice as many as meant are in flight (the servers cannot keep up), the next one waits.
     """
     arrivals = random.Random(8)
     room = asyncio.Semaphore(2 * in_flight)
-    per_second = in_flight / (MODEL_CALLS * delay_s)
     took: list[float] = []
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:

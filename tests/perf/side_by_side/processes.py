@@ -113,3 +113,8 @@ def memory_mb(processes: list[psutil.Process]) -> float:
         with suppress(psutil.NoSuchProcess):
             used += process.memory_full_info().pss
     return used / 1e6
+
+
+def stolen_s() -> float:
+    """Seconds that this machine's cores wanted to run and its hypervisor ran others; 0 where nobody counts them."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))

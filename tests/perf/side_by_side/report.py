@@ -34,7 +34,8 @@ def tables(findings: Findings) -> str:
         _loads(findings.loads),
         "Rollouts of 100 KB:\n\n" + _loads(findings.large),
         f"The endpoint alone answers {findings.endpoint_per_s:,.0f} requests/s on one core; the fastest product run "
-        f"asked it {2 * max(load.per_s for load in findings.loads):,.0f} times a second.\n",
+        f"asked it {2 * max(load.per_s for load in findings.loads):,.0f} times a second. "
+        f"Meanwhile the hypervisor gave {findings.stolen_share:.1%} of this machine's time to others.\n",
         _table(["waiting and memory", ""], [(name, f"{value:.2f}") for name, value in findings.start_up.items()]),
     ]
     return "\n".join(["", *parts])
