@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import orjson
+
 from tests.perf.side_by_side import files, latency, processes, report, start_up, throughput
 from tests.perf.side_by_side.targets import Findings, Load
 
@@ -66,15 +68,17 @@ def measure_load(
     return found
 
 
-def measure(folder: Path, scale: float) -> Findings:
-    """Everything, in an order that leaves the machine alone between parts."""
-    findings = Findings()
-    began_s, stolen_s = time.monotonic(), processes.stolen_s()
+def measure_loads(findings: Findings, folder: Path, scale: float) -> None:
+    """Rollouts per second and CPU for each."""
     bodies = throughput.bodies_of_one_rollout(folder)
     findings.loads = [measure_load(folder, bodies, load, scale) for load in LOADS]
     large = throughput.bodies_of_one_rollout(folder, LARGE_BYTES)
     findings.large = [measure_load(folder, large, load, scale, LARGE_BYTES) for load in LARGE]
     findings.endpoint_per_s = throughput.endpoint_capacity()
+
+
+def measure_latency(findings: Findings, folder: Path, scale: float) -> None:
+    """What is added to a rollout of a model that takes its time."""
     with processes.helper("endpoint.py", "--delay", "0.2") as (_, port), processes.servers(folder, port):
         for in_flight, times in ((64, TIMES), (256, 1)):
             rollouts = int(20 * in_flight * scale) + 128
@@ -82,12 +86,45 @@ def measure(folder: Path, scale: float) -> Findings:
                 latency.added_ms(folder, port, 0.2, in_flight, rollouts) for _ in range(times)
             )
             print(f"added to a rollout at {in_flight} in flight: {findings.added_ms[in_flight]:.1f} ms", flush=True)
+
+
+def measure_memory(findings: Findings, folder: Path, scale: float) -> None:
+    """What a rollout in flight occupies."""
     with processes.helper("endpoint.py", "--delay", "3") as (_, port), processes.servers(folder, port) as launcher:
         findings.kb_in_flight = latency.kb_per_rollout_in_flight(folder, launcher, 1024)
         print(f"memory per rollout in flight: {findings.kb_in_flight:.0f} KB", flush=True)
+
+
+def measure_start_up(findings: Findings, folder: Path, scale: float) -> None:
+    """How long until something happens."""
     with processes.helper("endpoint.py") as (_, port):
         findings.start_up = start_up.measure(folder, port)
+
+
+def measure_files(findings: Findings, folder: Path, scale: float) -> None:
+    """Expansion, resume, merge."""
     findings.files = files.measure_all(folder / "files")
+
+
+PARTS = {
+    "loads": measure_loads,
+    "latency": measure_latency,
+    "memory": measure_memory,
+    "start_up": measure_start_up,
+    "files": measure_files,
+}
+
+
+def measure(folder: Path, scale: float, only: str | None) -> Findings:
+    """Everything, one part after another; or one part, and the rest as it was published."""
+    if only:
+        findings = Findings.from_json(orjson.loads(report.DATA.read_bytes()))
+        PARTS[only](findings, folder, scale)
+        return findings
+    findings = Findings()
+    began_s, stolen_s = time.monotonic(), processes.stolen_s()
+    for part in PARTS.values():
+        part(findings, folder, scale)
     cores_s = (time.monotonic() - began_s) * (os.cpu_count() or 1)
     findings.stolen_share = (processes.stolen_s() - stolen_s) / cores_s
     return findings
@@ -98,10 +135,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="rollouts per measurement, as a multiple")
     parser.add_argument("--dry", action="store_true", help="do not write docs/performance.*")
+    parser.add_argument("--only", choices=PARTS, help="measure one part again and keep what is published of the rest")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nemo_gym_bench_") as folder:
         try:
-            findings = measure(Path(folder), given.scale)
+            findings = measure(Path(folder), given.scale, given.only)
         except subprocess.CalledProcessError as error:
             sys.stderr.write(f"{error}\n{error.stderr!r}\n")
             return 1

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -52,16 +53,17 @@ Prepare = Callable[[Path, int], list[Path]]
 
 
 def _cost(name: str, sizes: tuple[int, int], folder: Path, prepare: Prepare, step: Callable[[Path], None]) -> Cost:
-    cpu = []
-    bare = 0.0
-    for size in sizes:
-        place = folder / str(size)
+    """The best of some rounds, in which both sizes take turns: a slow moment of the machine is no growth."""
+    places = [folder / str(size) for size in sizes]
+    read: list[Path] = []
+    for place, size in zip(places, sizes, strict=True):
         place.mkdir(parents=True)
         read = prepare(place, size)
-        cpu.append(min(_cpu_s(lambda place=place: step(place)) for _ in range(ROUNDS)))  # type: ignore[misc]
-        # What is read may be made by the step itself (materialized rows), so the pass comes last.
-        bare = min(_cpu_s(lambda read=read: _one_pass(read)) for _ in range(ROUNDS))  # type: ignore[misc]
-    return Cost(name, sizes, (cpu[0], cpu[1]), bare)
+    rounds = [[_cpu_s(partial(step, place)) for place in places] for _ in range(ROUNDS)]
+    small, large = (min(times) for times in zip(*rounds, strict=True))
+    # What is read may be made by the step itself (materialized rows), so the pass comes last.
+    bare = min(_cpu_s(partial(_one_pass, read)) for _ in range(ROUNDS))
+    return Cost(name, sizes, (small, large), bare)
 
 
 def _cpu_s(step: Callable[[], None]) -> float:

@@ -51,6 +51,18 @@ class Findings:
     stolen_share: float = 0.0
     """Of the time of this machine's cores, what its hypervisor gave to others meanwhile: noise in all of the above."""
 
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Findings":
+        """What `as_json` wrote."""
+        kept = {name: value for name, value in found.items() if name != "targets"}
+        kept["loads"] = [Load(**load) for load in found["loads"]]
+        kept["large"] = [Load(**load) for load in found["large"]]
+        kept["added_ms"] = {int(in_flight): value for in_flight, value in found["added_ms"].items()}
+        kept["files"] = [
+            Cost(cost["name"], tuple(cost["sizes"]), tuple(cost["cpu_s"]), cost["pass_s"]) for cost in found["files"]
+        ]
+        return cls(**kept)
+
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         targets = [{"target": name, "found": found, "is_met": is_met} for name, found, is_met in self.verdicts()]
