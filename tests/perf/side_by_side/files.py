@@ -43,9 +43,9 @@ class Cost:
 def measure_all(folder: Path) -> list[Cost]:
     """Expansion of 10,000 rows x 16, resume over 100,000 finished rollouts, merge of 100,000 records."""
     return [
-        _cost("expand rows x 16", (2_500, 10_000), folder / "expand", _prepare_rows, _expand),
-        _cost("resume over finished rollouts", (25_000, 100_000), folder / "resume", _prepare_finished, _resume),
-        _cost("merge records", (25_000, 100_000), folder / "merge", _prepare_shards, _merge),
+        _cost("expand rows x 16", (1_000, 10_000), folder / "expand", _prepare_rows, _expand),
+        _cost("resume over finished rollouts", (10_000, 100_000), folder / "resume", _prepare_finished, _resume),
+        _cost("merge records", (10_000, 100_000), folder / "merge", _prepare_shards, _merge),
     ]
 
 
