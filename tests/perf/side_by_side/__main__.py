@@ -120,6 +120,7 @@ def measure(folder: Path, scale: float, only: str | None) -> Findings:
     if only:
         findings = Findings.from_json(orjson.loads(report.DATA.read_bytes()))
         PARTS[only](findings, folder, scale)
+        findings.measured_again = sorted({*findings.measured_again, only})
         return findings
     findings = Findings()
     began_s, stolen_s = time.monotonic(), processes.stolen_s()

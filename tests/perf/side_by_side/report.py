@@ -38,6 +38,8 @@ def tables(findings: Findings) -> str:
         f"Meanwhile the hypervisor gave {findings.stolen_share:.1%} of this machine's time to others.\n",
         _table(["waiting and memory", ""], [(name, f"{value:.2f}") for name, value in findings.start_up.items()]),
     ]
+    if findings.measured_again:
+        parts.append(f"Measured again since, in a run of its own: {', '.join(findings.measured_again)}.\n")
     return "\n".join(["", *parts])
 
 

@@ -48,6 +48,8 @@ class Findings:
     kb_in_flight: float = 0.0
     start_up: dict[str, float] = field(default_factory=dict)
     files: list[Cost] = field(default_factory=list)
+    measured_again: list[str] = field(default_factory=list)
+    """Parts that come from a later run of their own."""
     stolen_share: float = 0.0
     """Of the time of this machine's cores, what its hypervisor gave to others meanwhile: noise in all of the above."""
 
