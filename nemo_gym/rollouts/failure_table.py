@@ -9,7 +9,8 @@ from nemo_gym.rollouts.record import FAILURE_MESSAGE_KEY, FAILURE_SERVER_KEY, FA
 from nemo_gym.terminal import shown
 
 _CLASS_LENGTH = 40
-_EXAMPLE_LENGTH = 300
+_EXAMPLE_LENGTH = 500
+_MESSAGE_BEGIN, _MESSAGE_END = 120, 220
 _MAX_CLASSES = 50
 _REST = "other classes"
 
@@ -63,5 +64,7 @@ def _example(row: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         where.append(f"in {record[FAILURE_SERVER_KEY]}")
     if record.get(FAILURE_STATUS_KEY) is not None:
         where.append(f"status {record[FAILURE_STATUS_KEY]}")
-    message = record.get(FAILURE_MESSAGE_KEY) or "no message"
+    message = str(record.get(FAILURE_MESSAGE_KEY) or "no message")
+    if len(message) > _MESSAGE_BEGIN + _MESSAGE_END:  # what failed stands first, and what to do about it last
+        message = f"{message[:_MESSAGE_BEGIN]} … {message[-_MESSAGE_END:]}"
     return shown(f"{', '.join(where)}: {message}", _EXAMPLE_LENGTH)

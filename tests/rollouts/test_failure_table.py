@@ -55,3 +55,14 @@ def test_an_agent_that_invents_classes_does_not_fill_the_memory() -> None:
 
     assert len(table.by_class) <= 51
     assert sum(of_class.attempts for of_class in table.by_class.values()) == 1_000
+
+
+def test_a_long_message_keeps_what_failed_and_what_to_do_about_it() -> None:
+    table = FailureTable()
+    table.add(row_of(0), record_of("connect", f"Cannot connect. {'x' * 900} Start it, or correct policy_base_url"))
+
+    example = table.lines()[1]
+
+    assert "status 500: Cannot connect. xxx" in example
+    assert example.endswith("xxx Start it, or correct policy_base_url")
+    assert len(example) < 600

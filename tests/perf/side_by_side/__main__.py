@@ -15,18 +15,16 @@ from tests.perf.side_by_side.targets import Findings, Load
 
 TIMES = 3
 """How often floor and product are measured in turn; the cheaper readings of each count, as noise only ever adds."""
+ROLLOUTS = {
+    # model ms: in flight: rollouts
+    0: {1: 300, 64: 3000, 256: 3000, 1024: 4000},
+    200: {1: 40, 64: 900, 256: 3000, 1024: 6000},
+}
 LOADS = [
-    # in flight, model ms, replicas, rollouts
-    (1, 0, 1, 300),
-    (64, 0, 1, 3000),
-    (256, 0, 1, 3000),
-    (1024, 0, 1, 4000),
-    (64, 0, 2, 3000),
-    (1024, 0, 2, 4000),
-    (1, 200, 1, 60),
-    (64, 200, 1, 900),
-    (256, 200, 1, 3000),
-    (1024, 200, 1, 6000),
+    (in_flight, delay_ms, replicas, rollouts)
+    for replicas in (1, 2)
+    for delay_ms, by_in_flight in ROLLOUTS.items()
+    for in_flight, rollouts in by_in_flight.items()
 ]
 LARGE = [(64, 0, 1, 600)]
 LARGE_BYTES = 100_000

@@ -1,6 +1,7 @@
 """Expansion, resume and merge: CPU against one orjson pass over the same bytes, and how it grows with size."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,49 +22,52 @@ AGENT = {"type": "responses_api_agents", "name": "agent"}
 
 @dataclass
 class Cost:
-    """What a step costs at two sizes."""
+    """What a step costs at several sizes."""
 
     name: str
-    sizes: tuple[int, int]
-    cpu_s: tuple[float, float]
+    sizes: tuple[int, ...]
+    cpu_s: tuple[float, ...]
     pass_s: float
-    """One orjson pass over the bytes of the larger size."""
+    """One orjson pass over the bytes of the largest size."""
 
     @property
     def ratio(self) -> float:
-        """CPU of the larger size over one pass."""
-        return self.cpu_s[1] / self.pass_s
+        """CPU of the largest size over one pass."""
+        return self.cpu_s[-1] / self.pass_s
 
     @property
     def exponent(self) -> float:
-        """1 when it grows as its input does."""
-        return math.log(self.cpu_s[1] / self.cpu_s[0]) / math.log(self.sizes[1] / self.sizes[0])
+        """1 when it grows as its input does: the slope of a line through all sizes, both axes logarithmic."""
+        sizes, costs = map(math.log, self.sizes), map(math.log, self.cpu_s)
+        return statistics.linear_regression(list(sizes), list(costs)).slope
 
 
 def measure_all(folder: Path) -> list[Cost]:
     """Expansion of 10,000 rows x 16, resume over 100,000 finished rollouts, merge of 100,000 records."""
     return [
-        _cost("expand rows x 16", (1_000, 10_000), folder / "expand", _prepare_rows, _expand),
-        _cost("resume over finished rollouts", (10_000, 100_000), folder / "resume", _prepare_finished, _resume),
-        _cost("merge records", (10_000, 100_000), folder / "merge", _prepare_shards, _merge),
+        _cost("expand rows x 16", (1_000, 3_200, 10_000), folder / "expand", _prepare_rows, _expand),
+        _cost(
+            "resume over finished rollouts", (10_000, 32_000, 100_000), folder / "resume", _prepare_finished, _resume
+        ),
+        _cost("merge records", (10_000, 32_000, 100_000), folder / "merge", _prepare_shards, _merge),
     ]
 
 
 Prepare = Callable[[Path, int], list[Path]]
 
 
-def _cost(name: str, sizes: tuple[int, int], folder: Path, prepare: Prepare, step: Callable[[Path], None]) -> Cost:
-    """The best of some rounds, in which both sizes take turns: a slow moment of the machine is no growth."""
+def _cost(name: str, sizes: tuple[int, ...], folder: Path, prepare: Prepare, step: Callable[[Path], None]) -> Cost:
+    """The best of some rounds, in which the sizes take turns: a slow moment of the machine is no growth."""
     places = [folder / str(size) for size in sizes]
     read: list[Path] = []
     for place, size in zip(places, sizes, strict=True):
         place.mkdir(parents=True)
         read = prepare(place, size)
     rounds = [[_cpu_s(partial(step, place)) for place in places] for _ in range(ROUNDS)]
-    small, large = (min(times) for times in zip(*rounds, strict=True))
+    best = tuple(min(times) for times in zip(*rounds, strict=True))
     # What is read may be made by the step itself (materialized rows), so the pass comes last.
     bare = min(_cpu_s(partial(_one_pass, read)) for _ in range(ROUNDS))
-    return Cost(name, sizes, (small, large), bare)
+    return Cost(name, sizes, best, bare)
 
 
 def _cpu_s(step: Callable[[], None]) -> float:
