@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 RAY_VENV := .venv-ray
+MLFLOW_VENV := .venv-mlflow
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
@@ -9,30 +10,36 @@ RL_VENV := .venv-rl
 TORCH   := torch==2.13.0
 RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6'
 RAY_TOOLS := 'pytest>=8.3' 'psutil>=6'
+# The versions that were tested together; `make constraints` renews them.
+PINNED := --constraint constraints.txt
+
+OLD_SDK := $(VENV)/openai-oldest
+OLD_SDK_VERSION := 2.7.2
 
 COVERAGE_FLOOR := 90
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q -rs
+# Three on two cores: half of the time tests wait for processes, clocks and sockets. tests/conftest.py knows what takes longest.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -q -rs
 
 ifdef UV
-install = test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV); $(UV) pip install --quiet --python $(BIN)/python
+install = test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) $(VENV); $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(PINNED)
 else
-install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check
+install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-rl test-ray check coverage lint types imports bench chaos chaos-short \
-	clean
+.PHONY: help install dev quickstart test test-again test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench chaos chaos-short \
+	constraints clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-# The stamps make a second run skip the installation until pyproject.toml changes.
-$(VENV)/.installed: pyproject.toml
+# The stamps make a second run skip the installation until pyproject.toml or constraints.txt changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.11 (or newer)"; exit 2; }
 	@echo "installing into $(VENV) ..."
 	@$(install) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "installing the development tools into $(VENV) ..."
 	@$(install) -e '.[dev]'
 	@touch $@
@@ -47,28 +54,73 @@ quickstart: install ## start an example environment with the built-in model and 
 test: dev ## run every test
 	@$(PYTEST)
 
+test-again: dev ## run what failed in the last run of the tests, one at a time
+	@$(BIN)/python -m pytest -q -rs --last-failed --last-failed-no-failures none
+
 # torch is large, so it gets an environment of its own, with no more than these tests need; git does not see its files.
 # Installed with pip even where uv is there: pip looks in more places for wheels.
-$(RL_VENV)/.installed: pyproject.toml
+$(RL_VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(RL_VENV)/bin/python || $(PYTHON) -m venv $(RL_VENV)
 	@echo '*' > $(RL_VENV)/.gitignore
 	@echo "installing $(TORCH) into $(RL_VENV) ..."
-	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) $(RL_TOOLS) -e '.[rl]'
+	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) $(TORCH) $(RL_TOOLS) -e '.[rl]'
 	@touch $@
 
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
 	@$(RL_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -rs tests/rl
 
 # Ray is large and wanted by few, so it gets an environment of its own, too.
-$(RAY_VENV)/.installed: pyproject.toml
+$(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	@echo "installing Ray into $(RAY_VENV) ..."
-	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(RAY_TOOLS) -e '.[ray]'
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) $(RAY_TOOLS) -e '.[ray]'
 	@touch $@
 
 test-ray: $(RAY_VENV)/.installed ## run the tests that need Ray, on a cluster of several nodes on this machine
-	@$(RAY_VENV)/bin/python -m pytest -q -rs tests/distributed/test_ray.py tests/distributed/test_without_a_cluster.py \
+	@$(RAY_VENV)/bin/python -m pytest -q -rs tests/executors/test_ray.py tests/executors/test_without_a_cluster.py \
 		tests/rl/test_ray_actor.py
+
+# MLflow brings some twenty packages that nothing else here needs, the lighter `mlflow-skinny` too.
+$(MLFLOW_VENV)/.installed: pyproject.toml constraints.txt
+	@test -x $(MLFLOW_VENV)/bin/python || $(PYTHON) -m venv $(MLFLOW_VENV)
+	@echo '*' > $(MLFLOW_VENV)/.gitignore
+	@echo "installing MLflow into $(MLFLOW_VENV) ..."
+	@$(MLFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) 'pytest>=8.3' -e '.[mlflow]'
+	@touch $@
+
+test-mlflow: $(MLFLOW_VENV)/.installed ## run the tests that need MLflow, with its store in files
+	@$(MLFLOW_VENV)/bin/python -m pytest -q -rs tests/trackers
+
+# The newest SDK of OpenAI is among the development tools; the oldest we speak lies beside them.
+$(OLD_SDK)/.installed: $(VENV)/.installed-dev
+	@echo "installing openai $(OLD_SDK_VERSION) into $(OLD_SDK) ..."
+	@$(subst $(PINNED),,$(install)) --no-deps --target $(OLD_SDK) openai==$(OLD_SDK_VERSION)
+	@touch $@
+
+test-sdk: $(OLD_SDK)/.installed ## hold our types against the oldest SDK of OpenAI that counts, too
+	@PYTHONPATH=$(OLD_SDK) $(BIN)/python -c 'import openai; assert openai.__version__ == "$(OLD_SDK_VERSION)"'
+	@PYTHONPATH=$(OLD_SDK) $(BIN)/python -m pytest -q tests/contract/test_openai_sdk.py tests/contract/test_token_details.py
+
+# Sphinx comes on top of the development tools: reference and gallery are made from the servers, whose libraries are there.
+$(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed-dev
+	@echo "installing Sphinx into $(VENV) ..."
+	@$(install) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs ## build the documentation into build/docs/html; a broken link fails
+	@$(BIN)/python -m docs.site build/docs
+
+# Playwright brings a driver of 50 MB along; the browser itself is the system's Chromium.
+$(VENV)/.installed-browser: $(VENV)/.installed-dev
+	@echo "installing playwright into $(VENV) ..."
+	@$(install) -e '.[browser]'
+	@touch $@
+
+test-browser: $(VENV)/.installed-browser ## look at the pages of ng_view with Chromium, which has to be installed
+	@$(BIN)/python -m pytest -q -rs -m browser tests/view
+
+screenshots: $(VENV)/.installed-browser ## make the pictures of docs/viewing.md again, from a run that is collected for them
+	@$(BIN)/python -m tests.view.screenshots
 
 lint: dev
 	$(BIN)/ruff check .
@@ -80,10 +132,16 @@ types: dev
 imports: dev
 	$(BIN)/lint-imports
 
-check: lint types imports ## what CI runs: lint, types, import contract, every test, those with torch and Ray, some faults
-	@$(MAKE) --no-print-directory test
+check: lint types imports ## what CI runs: lint, types, import contract, every test, those with torch, Ray, MLflow and a browser, the documentation, some faults
+	@$(MAKE) --no-print-directory test || { \
+		echo "What failed is tried once more, alone. What passes now depends on the moment, and wants to be mended:"; \
+		$(MAKE) --no-print-directory test-again; }
 	@$(MAKE) --no-print-directory test-rl
 	@$(MAKE) --no-print-directory test-ray
+	@$(MAKE) --no-print-directory test-mlflow
+	@$(MAKE) --no-print-directory test-sdk
+	@$(MAKE) --no-print-directory test-browser
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory chaos-short
 
 coverage: dev ## run every test and demand that it covers the code
@@ -100,5 +158,10 @@ chaos: dev ## faults, hanging servers, load, bad input: every promise put to the
 chaos-short: dev
 	$(BIN)/python -m tests.chaos --short $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
+constraints: ## renew constraints.txt: the newest versions that fit together, for every extra, Python and platform
+	@test -n "$(UV)" || { echo "this needs uv: pip install uv"; exit 2; }
+	@echo '$(TORCH)' | $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --constraint - \
+		--no-header --no-annotate pyproject.toml --output-file constraints.txt
+
 clean:
-	rm -rf $(VENV) $(RL_VENV) $(RAY_VENV) dist build
+	rm -rf $(VENV) $(RL_VENV) $(RAY_VENV) $(MLFLOW_VENV) dist build

@@ -3,15 +3,68 @@
 Importing this package does nothing but define names; everything else is loaded on first use.
 """
 
-from importlib import import_module
-from typing import Any
-
 from nemo_gym._version import __version__
-from nemo_gym.paths import CACHE_DIR, PARENT_DIR, RESULTS_DIR, ROOT_DIR, WORKING_DIR
+
+TYPE_CHECKING = False  # spelled out: console scripts begin here, and `typing` takes its time
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nemo_gym.base_resources_server import BaseMultiRewardVerifyResponse as BaseMultiRewardVerifyResponse
+    from nemo_gym.base_resources_server import BaseResourcesServerConfig as BaseResourcesServerConfig
+    from nemo_gym.base_resources_server import BaseRunRequest as BaseRunRequest
+    from nemo_gym.base_resources_server import BaseSeedSessionRequest as BaseSeedSessionRequest
+    from nemo_gym.base_resources_server import BaseSeedSessionResponse as BaseSeedSessionResponse
+    from nemo_gym.base_resources_server import BaseVerifyRequest as BaseVerifyRequest
+    from nemo_gym.base_resources_server import BaseVerifyResponse as BaseVerifyResponse
+    from nemo_gym.base_resources_server import ReverifyMode as ReverifyMode
+    from nemo_gym.base_resources_server import SimpleResourcesServer as SimpleResourcesServer
+    from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig as BaseResponsesAPIAgentConfig
+    from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent as SimpleResponsesAPIAgent
+    from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig as BaseResponsesAPIModelConfig
+    from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel as SimpleResponsesAPIModel
+    from nemo_gym.config_types import AggregateMetrics as AggregateMetrics
+    from nemo_gym.config_types import AggregateMetricsRequest as AggregateMetricsRequest
+    from nemo_gym.config_types import BaseRunServerInstanceConfig as BaseRunServerInstanceConfig
+    from nemo_gym.config_types import BaseServerConfig as BaseServerConfig
+    from nemo_gym.config_types import Domain as Domain
+    from nemo_gym.config_types import ModelServerRef as ModelServerRef
+    from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME as NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+    from nemo_gym.notebooks import RunningServers as RunningServers
+    from nemo_gym.notebooks import run_sync as run_sync
+    from nemo_gym.notebooks import servers_of as servers_of
+    from nemo_gym.notebooks import to_dataframe as to_dataframe
+    from nemo_gym.openai_utils import NeMoGymAsyncOpenAI as NeMoGymAsyncOpenAI
+    from nemo_gym.openai_utils import NeMoGymChatCompletion as NeMoGymChatCompletion
+    from nemo_gym.openai_utils import (
+        NeMoGymChatCompletionCreateParamsNonStreaming as NeMoGymChatCompletionCreateParamsNonStreaming,
+    )
+    from nemo_gym.openai_utils import NeMoGymResponse as NeMoGymResponse
+    from nemo_gym.openai_utils import (
+        NeMoGymResponseCreateParamsNonStreaming as NeMoGymResponseCreateParamsNonStreaming,
+    )
+    from nemo_gym.paths import CACHE_DIR as CACHE_DIR
+    from nemo_gym.paths import PARENT_DIR as PARENT_DIR
+    from nemo_gym.paths import RESULTS_DIR as RESULTS_DIR
+    from nemo_gym.paths import ROOT_DIR as ROOT_DIR
+    from nemo_gym.paths import WORKING_DIR as WORKING_DIR
+    from nemo_gym.paths import component_search_roots as component_search_roots
+    from nemo_gym.paths import resolve_for_reading as resolve_for_reading
+    from nemo_gym.server_utils import SESSION_ID_KEY as SESSION_ID_KEY
+    from nemo_gym.server_utils import ServerClient as ServerClient
+    from nemo_gym.server_utils import get_response_json as get_response_json
+    from nemo_gym.server_utils import raise_for_status as raise_for_status
 
 __package_name__ = "nemo_gym"
 
 _EXPORTS = {
+    "CACHE_DIR": "paths",
+    "PARENT_DIR": "paths",
+    "RESULTS_DIR": "paths",
+    "ROOT_DIR": "paths",
+    "WORKING_DIR": "paths",
+    "component_search_roots": "paths",
+    "resolve_for_reading": "paths",
+    "NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME": "keys",
     "BaseResourcesServerConfig": "base_resources_server",
     "SimpleResourcesServer": "base_resources_server",
     "BaseRunRequest": "base_resources_server",
@@ -40,21 +93,32 @@ _EXPORTS = {
     "NeMoGymResponseCreateParamsNonStreaming": "openai_utils",
     "NeMoGymChatCompletion": "openai_utils",
     "NeMoGymChatCompletionCreateParamsNonStreaming": "openai_utils",
+    "RunningServers": "notebooks",
+    "run_sync": "notebooks",
+    "servers_of": "notebooks",
+    "to_dataframe": "notebooks",
 }
 
 __all__ = [  # noqa: PLE0604, RUF100
-    "CACHE_DIR",
-    "PARENT_DIR",
-    "RESULTS_DIR",
-    "ROOT_DIR",
-    "WORKING_DIR",
+    "OLD_PRINT",
     "__package_name__",
     "__version__",
+    "print_always_flushes",
     *_EXPORTS,
 ]
 
+OLD_PRINT = print
+"""Python's own, which this package leaves as it is."""
 
-def __getattr__(name: str) -> Any:
+
+def print_always_flushes(*args: object, **kwargs: object) -> None:
+    """`print` whose text is there at once, also in a file or pipe."""
+    OLD_PRINT(*args, **{"flush": True, **kwargs})  # type: ignore[call-overload]
+
+
+def __getattr__(name: str) -> "Any":
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"nemo_gym.{_EXPORTS[name]}"), name)

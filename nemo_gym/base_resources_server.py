@@ -3,16 +3,21 @@
 Authors subclass `SimpleResourcesServer`, implement `verify`, and add a route per tool.
 """
 
+import logging
 from abc import abstractmethod
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastapi import FastAPI
+from fastapi import Body, FastAPI, Request
+from pydantic import BaseModel
 from starlette.middleware import Middleware
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.rollout_correlation import RolloutContextMiddleware
+from nemo_gym.schemas.row_faults import ROW_CHECK_PATH, CheckedRows, RowsToCheck
 from nemo_gym.schemas.run_requests import (
     BaseMultiRewardVerifyResponse,
     BaseRunRequest,
@@ -21,10 +26,14 @@ from nemo_gym.schemas.run_requests import (
     BaseVerifyRequest,
     BaseVerifyResponse,
 )
+from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
-from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
+from nemo_gym.servers.routes import answers_with_row, never_waits
+from nemo_gym.servers.row_check import Handler, row_faults
+from nemo_gym.servers.sessions import SessionLifetimeMiddleware, SessionLifetimes
 
 __all__ = [
+    "RESERVED_TOOL_NAMES",
     "AggregateMetrics",
     "AggregateMetricsMixin",
     "AggregateMetricsRequest",
@@ -32,20 +41,76 @@ __all__ = [
     "BaseResourcesServer",
     "BaseResourcesServerConfig",
     "BaseRunRequest",
+    "BaseRunServerInstanceConfig",
     "BaseSeedSessionRequest",
     "BaseSeedSessionResponse",
+    "BaseServer",
     "BaseVerifyRequest",
     "BaseVerifyResponse",
+    "Body",
+    "FastAPI",
+    "MCPServerMetadata",
+    "NeMoGymResponse",
+    "NeMoGymResponseCreateParamsNonStreaming",
+    "Request",
     "ReverifyMode",
+    "ServerClient",
     "SimpleResourcesServer",
+    "SimpleServer",
+    "normalize_tool_name",
 ]
+
+logger = logging.getLogger(__name__)
+
+NEMO_GYM_MCP_SESSION_TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
+NEMO_GYM_MCP_METADATA_KEY = "mcp"
+RESERVED_MCP_TOOL_NAMES = frozenset({"verify", "seed_session", "aggregate_metrics", "mcp"})
+_MCP_START = "mcp__"
+
+
+def normalize_tool_name(name: str, server_name: str | None = None) -> str:
+    """A tool's own name: what harnesses call `mcp__<server>__<tool>`, of that server or of any; others as they are."""
+    if not name.startswith(_MCP_START):
+        return name
+    if server_name is not None:
+        return name.removeprefix(f"{_MCP_START}{server_name}__")
+    _, separator, tool = name.removeprefix(_MCP_START).partition("__")
+    return tool if separator else name
+
+
+class MCPServerMetadata(BaseModel):
+    """Where a session's tools are offered over MCP, as `/seed_session` may answer under the key `mcp`."""
+
+    server_name: str
+    url_path: str = "/mcp"
+    transport: str = "http"
+    headers: dict[str, str]
+
+
+RESERVED_TOOL_NAMES = frozenset(
+    {
+        "aggregate_metrics",
+        "end_session",
+        "mcp",
+        "ng_check_rows",
+        "reverify_mode",
+        "reverify_reason",
+        "seed_session",
+        "verify",
+    }
+)
+"""Routes by which an environment is run: never a tool, even if a row offers one of that name."""
 
 
 class ReverifyMode(StrEnum):
     """Whether stored responses can be scored again without the session they came from."""
 
     STATELESS = "stateless"
+    """The row and the response are all that the verdict depends on."""
+    SEEDED = "seeded"
+    """The verdict needs a session, but only what `/seed_session` puts there."""
     UNSUPPORTED = "unsupported"
+    """The verdict depends on what happened in the session: without it there is none."""
     UNKNOWN = "unknown"
 
 
@@ -54,6 +119,12 @@ class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
 
     session_ttl_s: float | None = 24 * 60 * 60
     """A session nobody has used for so long is over; null: sessions end only when an agent says so."""
+    echo_row_fields: bool = True
+    """Answer with the fields of a row that the server's types do not declare, too."""
+    expose_tools_over_mcp: bool = False
+    """Accepted from configs written for it; tools are not offered over MCP yet, and a warning says so."""
+
+    REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.UNKNOWN
 
 
 class BaseResourcesServer(BaseServer):
@@ -67,36 +138,68 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
 
     CANCELLABLE_PATHS: ClassVar[frozenset[str]] = frozenset()  # a tool is carried out to the end
     REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.UNKNOWN
+    REVERIFY_REASON: ClassVar[str] = ""
+    """Why stored responses cannot be scored again, in words for whoever tries."""
 
     config: BaseResourcesServerConfig
 
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes; authors call this and add their tools."""
         app = self.new_app()
+        app.user_middleware.append(Middleware(RolloutContextMiddleware))
+        if self.config.expose_tools_over_mcp:
+            logger.warning("%s: expose_tools_over_mcp has no effect yet: tools are plain routes", self.config.name)
         if type(self).end_session is not SimpleResourcesServer.end_session:
             is_shared = (self.config.num_workers or 1) > 1
             lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s, is_shared=is_shared)
             app.user_middleware.append(Middleware(SessionLifetimeMiddleware, lifetimes=lifetimes))
         app.post("/seed_session")(self.seed_session)
-        app.post("/verify")(judge_failsafe(self.verify))
+        verify = answers_with_row(self.verify) if getattr(self.config, "echo_row_fields", True) else self.verify
+        app.post("/verify")(judge_failsafe(verify))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.post("/end_session")(self._end_session_route)
-        app.get("/reverify_mode")(self._reverify_mode_route)
+        app.get("/reverify_mode")(self.get_reverify_mode)
+        app.get("/reverify_reason", include_in_schema=False)(self._reverify_reason_route)
+        app.post(ROW_CHECK_PATH, include_in_schema=False)(self._check_rows_route)
         return app
 
+    @never_waits
     async def seed_session(self, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
         """Prepare the session of one rollout; receives the whole row."""
         return BaseSeedSessionResponse()
 
-    @abstractmethod
-    async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
-        """Score one rollout. May also take a `request: Request`, in any position."""
+    if TYPE_CHECKING:  # authors declare a request of their own, and what else they want
+
+        @abstractmethod
+        async def verify(self, *args: Any, **kwargs: Any) -> BaseVerifyResponse:
+            """Score one rollout."""
+    else:
+
+        @abstractmethod
+        async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
+            """Score one rollout. May also take a `request: Request`, in any position."""
 
     async def end_session(self, session_id: str) -> None:
         """Forget what is kept for a session: its episode is over, or nobody came back for it."""
 
+    @never_waits
     async def _end_session_route(self) -> dict[str, Any]:
         return {}
 
-    async def _reverify_mode_route(self) -> str:
-        return self.REVERIFY_MODE.value
+    async def _check_rows_route(self, body: RowsToCheck) -> CheckedRows:
+        """What `/seed_session` and, if it will be asked, `/verify` would refuse in these rows."""
+        handlers: list[Handler] = [self.seed_session, self.verify]
+        return CheckedRows(faults=row_faults(body.rows, handlers if body.is_verified else handlers[:1]))
+
+    @never_waits
+    async def get_reverify_mode(self) -> ReverifyMode:
+        """Whether stored responses can be scored again; what the class says counts, then its config's class."""
+        return self.config.REVERIFY_MODE if self.REVERIFY_MODE is ReverifyMode.UNKNOWN else self.REVERIFY_MODE
+
+    @never_waits
+    async def _reverify_reason_route(self) -> str:
+        return self.REVERIFY_REASON
+
+    def normalize_tool_name(self, name: str) -> str:
+        """A tool's own name, of what a harness calls it on this server."""
+        return normalize_tool_name(name, self.config.name or type(self).__name__)

@@ -1,25 +1,114 @@
-"""PUBLIC: what a model server is built from: the Responses and the Chat Completions API."""
+"""PUBLIC: what a model server is built from: the Responses and the Chat Completions API.
 
+Whatever a server answers through these can be recorded, and answered from the recording (`recording` in its block).
+"""
+
+import asyncio
+import functools
+import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
+from functools import cached_property
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from fastapi import Body, FastAPI
+from fastapi import Body, FastAPI, Request
+from fastapi.dependencies.utils import get_typed_signature
+from fastapi.responses import Response
+from pydantic import BaseModel, BeforeValidator, Field
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.types import Scope
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
+from nemo_gym.errors import ConfigError
+from nemo_gym.http.model_answers import EndpointSettings, errors_explained, explained_error, validated_answer
+from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
+from nemo_gym.http.pace_books import Books
+from nemo_gym.http.pacing import SESSION, Pace, Pacer
+from nemo_gym.http.transports.memory import Answer
+from nemo_gym.keys import MODEL_ENDPOINTS_PATH, OBSERVABILITY_ENABLED_KEY_NAME
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.servers.base import BaseServer, SimpleServer
+from nemo_gym.process_inputs import config_file
+from nemo_gym.recording.recorder import Recorder, shaping_settings
+from nemo_gym.rollout_correlation import ModelPathMiddleware
+from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
+from nemo_gym.server_utils import ServerClient, num_serving_processes
+from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
+from nemo_gym.servers.routes import json_answer, models_of, to_json
+from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
 
-__all__ = ["BaseResponsesAPIModel", "BaseResponsesAPIModelConfig", "Body", "SimpleResponsesAPIModel"]
+__all__ = [
+    "BaseResponsesAPIModel",
+    "BaseResponsesAPIModelConfig",
+    "BaseRunServerInstanceConfig",
+    "BaseServer",
+    "Body",
+    "Endpoint",
+    "EndpointSettings",
+    "FastAPI",
+    "NeMoGymChatCompletion",
+    "NeMoGymChatCompletionCreateParamsNonStreaming",
+    "NeMoGymResponse",
+    "NeMoGymResponseCreateParamsNonStreaming",
+    "Pace",
+    "PacedModelConfig",
+    "Request",
+    "ServerClient",
+    "SimpleResponsesAPIModel",
+    "SimpleServer",
+    "errors_explained",
+    "explained_error",
+    "validated_answer",
+]
+
+logger = logging.getLogger(__name__)
 
 
 class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):
     """Config of a model server; authors add their own fields."""
+
+    UNRELATED_TO_ANSWERS: ClassVar[frozenset[str]] = frozenset()
+    """Settings that a recording need not have in common with whoever replays it; addresses, keys, headers never do."""
+
+    recording: RecordingConfig = Field(default_factory=RecordingConfig)
+    """Keep this server's calls in a folder, or answer from there: {folder: ..., mode: off | record | replay | auto}."""
+
+
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is no number; leave the key out where there is no limit")
+    return value
+
+
+_PerMinute = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
+
+
+class PacedModelConfig(BaseResponsesAPIModelConfig):
+    """Config of a model server that can be told how fast to ask its endpoint, over all its processes.
+
+    Limits hold for all replicas together, and are divided among the shards of a run that start servers of their own.
+    """
+
+    requests_per_minute: _PerMinute | None = None
+    """Requests to the endpoint in a minute, tries that failed included; they go out evenly. Unlimited when unset."""
+    tokens_per_minute: _PerMinute | None = None
+    """Tokens in a minute, those read and those written; a request's are estimated from earlier ones until its answer
+    tells. Unlimited when unset."""
+    max_concurrent_requests: Annotated[int, Field(ge=1), BeforeValidator(_no_truth)] | None = None
+    """Requests to the endpoint at the same time, over all processes of this server; unlimited when unset."""
+
+    @property
+    def pace(self) -> Pace:
+        """The three of them."""
+        return Pace(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
 
 
 class BaseResponsesAPIModel(BaseServer):
@@ -28,21 +117,129 @@ class BaseResponsesAPIModel(BaseServer):
     config: BaseResponsesAPIModelConfig
 
 
+class Endpoint(NamedTuple):
+    """A place where a model is served."""
+
+    client: NeMoGymAsyncOpenAI
+    settings: EndpointSettings
+
+
+class _SessionsInTurn(Sessions):
+    def open(self, scope: Scope) -> Session:
+        session = super().open(scope)
+        SESSION.set(session.data[SESSION_ID_KEY])
+        return session
+
+
 class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
     """What authors of model servers subclass."""
 
     config: BaseResponsesAPIModelConfig
 
+    @cached_property
+    def pacer(self) -> Pacer | None:
+        """Who says when the endpoint may be asked; None for a server whose config sets no limit."""
+        pace = self.pace()
+        if not pace.is_set:
+            return None
+        limits = ", ".join(f"{key}: {limit:g}" for key, limit in vars(pace).items() if limit is not None)
+        logger.info("%s: asks its endpoint at a pace (%s)", self.config.name, limits)
+        return Pacer(pace, Books(config_file(), self.config.name), num_serving_processes())
+
+    def pace(self) -> Pace:
+        """How fast the endpoint may be asked."""
+        return self.config.pace if isinstance(self.config, PacedModelConfig) else Pace()
+
+    def paced(self, client: NeMoGymAsyncOpenAI) -> NeMoGymAsyncOpenAI:
+        """The same client, which from now on keeps to the pace of this server; all clients of a server share it."""
+        client.pacer = self.pacer
+        return client
+
+    def new_sessions(self) -> Sessions:
+        """Sessions that say whose turn it is, where calls have to wait for it."""
+        if self.pacer is None:
+            return super().new_sessions()
+        return _SessionsInTurn(self.get_session_middleware_key(), self._session_secret())
+
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes."""
-        app = self.new_app()
-        app.post("/v1/chat/completions")(self.chat_completions)
-        app.post("/v1/responses")(self.responses_handler())
-        return app
+        name, app = self.config.name, self.new_app()
+        app.user_middleware.append(Middleware(ModelPathMiddleware))
+        if self._run_config().get(OBSERVABILITY_ENABLED_KEY_NAME):
+            logger.warning("%s: model calls are not recorded yet: observability_enabled only names rollouts", name)
+        app.post("/v1/chat/completions")(self._recorded("chat", self.chat_completions))
+        app.post("/v1/responses")(self._recorded("responses", self.responses_handler()))
+        return app if self._recorder is None else while_serving(app, end=self._recorder.close)
 
     def responses_handler(self) -> Callable[..., Awaitable[Any]]:
         """What serves `/v1/responses`: `responses`, unless a class has a cheaper way to the same answer."""
         return self.responses
+
+    def setup_liveness(self, app: FastAPI) -> None:
+        """Also say how the endpoints are: a run that waits for one that is not there should know."""
+        super().setup_liveness(app)
+        app.get(MODEL_ENDPOINTS_PATH, include_in_schema=False)(self._endpoint_states)
+
+    def asked_endpoints(self) -> Sequence[Endpoint]:
+        """The endpoints that this server gets its answers from, for classes that use our client."""
+        return ()
+
+    @cached_property
+    def _recorder(self) -> Recorder | None:
+        """What keeps the calls of this server, or answers them; None while nothing does.
+
+        Raises:
+            ConfigError: there is no such recording, or it cannot be kept.
+        """
+        recording = getattr(self.config, "recording", None)
+        if not isinstance(recording, RecordingConfig) or recording.mode is RecordingMode.OFF:
+            return None
+        if (self.config.num_workers or 1) > 1:
+            raise ConfigError(
+                f"{self.config.name}: recording and num_workers={self.config.num_workers} do not go together, because "
+                "the calls of a rollout must be counted by one process; leave num_workers out, or use num_replicas"
+            )
+        unrelated: frozenset[str] = getattr(self.config, "UNRELATED_TO_ANSWERS", frozenset())
+        unrelated |= {limit.name for limit in fields(Pace)}
+        return Recorder(recording, self.config.name, shaping_settings(self.config, unrelated))
+
+    def _recorded(self, dialect: str, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """`handler` for use as a route: its answers are recorded, or replaced by recorded ones, as configured."""
+        recorder = self._recorder
+        if recorder is None:
+            return handler
+        is_async = is_async_callable(handler)
+        is_plain = is_async and _takes_only_a_body(handler)
+        body_name = next(name for name in models_of(handler) if name != "return")
+
+        @functools.wraps(handler)
+        async def answered(**arguments: Any) -> Any:
+            call = recorder.call(dialect, arguments[body_name])
+            known = recorder.find(call)
+            if known is not None:
+                return Response(known, media_type="application/json")
+            result = await (handler(**arguments) if is_async else run_in_threadpool(handler, **arguments))
+            if isinstance(result, Response):
+                if result.status_code == HTTPStatus.OK and isinstance(getattr(result, "body", None), bytes):
+                    recorder.keep(call, bytes(result.body))
+                return result
+            if isinstance(result, Answer):
+                recorder.keep(call, result.body, result.content)
+                return result
+            answer = to_json(result)
+            recorder.keep(call, answer, result)
+            return json_answer(answer, result) if is_plain else result
+
+        return answered
+
+    async def _endpoint_states(self) -> list[dict[str, Any]]:
+        if self._recorder is not None and self._recorder.mode is RecordingMode.REPLAY:
+            return []
+        asked = self.asked_endpoints()
+        states = await asyncio.gather(*(endpoint.client.contact.state() for endpoint in asked))
+        return [
+            {**state, "set_with": endpoint.settings.base_url_key} for state, endpoint in zip(states, asked, strict=True)
+        ]
 
     @abstractmethod
     async def chat_completions(
@@ -53,3 +250,8 @@ class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
     @abstractmethod
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
         """Answer a Responses request."""
+
+
+def _takes_only_a_body(handler: Callable[..., Any]) -> bool:
+    kinds = [parameter.annotation for parameter in get_typed_signature(handler).parameters.values()]
+    return all(isinstance(kind, type) and issubclass(kind, BaseModel | Request) for kind in kinds)

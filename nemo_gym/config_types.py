@@ -1,5 +1,10 @@
 """PUBLIC: configuration types and errors, importable from one place."""
 
+from functools import cache
+from typing import Any
+
+import pydantic
+
 from nemo_gym.errors import (
     AlmostServerError,
     ConfigError,
@@ -10,10 +15,13 @@ from nemo_gym.errors import (
     MalformedConfigPathsError,
     NoServerInstancesError,
     ServerRefNotFoundError,
+    did_you_mean,
+    listed,
 )
 from nemo_gym.keys import AGENT_REF_KEY_NAME as AGENT_REF_KEY
+from nemo_gym.keys import ROLLOUT_PATH_PREFIX, TOKEN_CAPTURE_PATH_SEGMENT
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
-from nemo_gym.schemas.dataset_transfer import (
+from nemo_gym.schemas.data_config import (
     BaseUploadJsonlDatasetHuggingFaceConfig,
     DeleteJsonlDatasetGitlabConfig,
     DownloadJsonlDatasetGitlabConfig,
@@ -25,7 +33,10 @@ from nemo_gym.schemas.dataset_transfer import (
 from nemo_gym.schemas.datasets import (
     BenchmarkDatasetConfig,
     DatasetConfig,
+    DatasetSource,
     DatasetType,
+    GitlabDatasetSource,
+    HuggingFaceDatasetSource,
     JsonlDatasetGitlabIdentifer,
     JsonlDatasetHuggingFaceIdentifer,
 )
@@ -36,7 +47,11 @@ from nemo_gym.schemas.server_config import (
     BaseRunServerInstanceConfig,
     BaseRunServerTypeConfig,
     BaseServerConfig,
+    BaseServerInstanceConfig,
+    BaseServerTypeConfig,
     Domain,
+    ExporterConfig,
+    MLFlowConfig,
     ModelServerRef,
     ResourcesServerInstanceConfig,
     ResourcesServerRef,
@@ -47,14 +62,17 @@ from nemo_gym.schemas.server_config import (
     ResponsesAPIModelServerTypeConfig,
     ServerInstanceConfig,
     ServerRef,
+    ServerTypeConfig,
+    WANDBConfig,
     is_almost_server,
     is_server_ref,
     maybe_get_server_instance_config,
 )
-from nemo_gym.schemas.tracking import WANDBConfig
 
 __all__ = [
     "AGENT_REF_KEY",
+    "ROLLOUT_PATH_PREFIX",
+    "TOKEN_CAPTURE_PATH_SEGMENT",
     "AgentServerRef",
     "AggregateMetrics",
     "AggregateMetricsRequest",
@@ -64,6 +82,8 @@ __all__ = [
     "BaseRunServerInstanceConfig",
     "BaseRunServerTypeConfig",
     "BaseServerConfig",
+    "BaseServerInstanceConfig",
+    "BaseServerTypeConfig",
     "BaseUploadJsonlDatasetHuggingFaceConfig",
     "BenchmarkDatasetConfig",
     "ConfigError",
@@ -71,14 +91,19 @@ __all__ = [
     "ConfigMissingValuesError",
     "ConfigPathNotFoundError",
     "DatasetConfig",
+    "DatasetSource",
     "DatasetType",
     "DeleteJsonlDatasetGitlabConfig",
     "Domain",
     "DownloadJsonlDatasetGitlabConfig",
     "DownloadJsonlDatasetHuggingFaceConfig",
+    "ExporterConfig",
+    "GitlabDatasetSource",
+    "HuggingFaceDatasetSource",
     "InheritPathNotFoundError",
     "JsonlDatasetGitlabIdentifer",
     "JsonlDatasetHuggingFaceIdentifer",
+    "MLFlowConfig",
     "MalformedConfigPathsError",
     "ModelServerRef",
     "NoServerInstancesError",
@@ -90,13 +115,35 @@ __all__ = [
     "ResponsesAPIModelServerInstanceConfig",
     "ResponsesAPIModelServerTypeConfig",
     "ServerInstanceConfig",
+    "ServerInstanceConfigTypeAdapter",  # noqa: F822 - made when it is asked for
     "ServerRef",
     "ServerRefNotFoundError",
+    "ServerRefTypeAdapter",  # noqa: F822
+    "ServerTypeConfig",
     "UploadJsonlDatasetGitlabConfig",
     "UploadJsonlDatasetHuggingFaceConfig",
     "UploadJsonlDatasetHuggingFaceMaybeDeleteConfig",
     "WANDBConfig",
+    "did_you_mean",
     "is_almost_server",
     "is_server_ref",
+    "listed",
     "maybe_get_server_instance_config",
 ]
+
+_ADAPTED: dict[str, Any] = {
+    "ServerInstanceConfigTypeAdapter": ServerInstanceConfig,
+    "ServerRefTypeAdapter": ServerRef,
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Adapters take longer to build than most processes live to use them."""
+    if name not in _ADAPTED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _adapter(name)
+
+
+@cache
+def _adapter(name: str) -> Any:
+    return pydantic.TypeAdapter(_ADAPTED[name])

@@ -3,6 +3,8 @@
 `ConfigError` and its children are the user's to fix: commands print the message
 without a traceback and exit 2. Each also keeps the built-in parent that existing
 code catches.
+
+Those of starting and watching servers are also `RuntimeError`s, which programs that embed `RunHelper` catch.
 """
 
 from collections.abc import Iterable
@@ -81,3 +83,31 @@ def similar_names(name: str, known: Iterable[object], limit: int = 1) -> list[st
 def did_you_mean(name: str, known: Iterable[object]) -> str:
     """`; did you mean 'x'?` when something known is spelled similarly, else nothing."""
     return "".join(f"; did you mean {other!r}?" for other in similar_names(name, known))
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """A config was made with an argument that its class does not have."""
+
+
+class ServerFolderError(ConfigError, RuntimeError):
+    """A server's folder or entrypoint is not what a server needs."""
+
+
+class EnvironmentBuildError(ConfigError, RuntimeError):
+    """The requirements of a server cannot be installed."""
+
+
+class ServerStartError(GymError, RuntimeError):
+    """A server did not come up."""
+
+
+class ServerBlockError(ConfigError, ServerStartError):
+    """A server refuses its own block of the configuration."""
+
+
+class ServerCrashedError(GymError, RuntimeError):
+    """A process that should run on has ended."""
+
+
+class HeadServerStoppedError(GymError, RuntimeError):
+    """The head server, which runs in this process, has ended."""

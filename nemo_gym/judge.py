@@ -16,8 +16,8 @@ import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from nemo_gym.coroutines import NEVER_WAITS, never_waits
 from nemo_gym.errors import GymError
+from nemo_gym.http.errors import ServerResponseError
 from nemo_gym.openai_utils import (
     NeMoGymEasyInputMessage,
     NeMoGymMessage,
@@ -26,11 +26,15 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseInputPart,
     NeMoGymResponseOutputMessage,
 )
+from nemo_gym.recording.files import is_missing_call
+from nemo_gym.schemas.run_requests import undeclared_fields
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
 
 __all__ = [
     "JudgeError",
     "JudgeEvaluation",
+    "JudgeRefusalError",
+    "ask_about",
     "ask_for_label",
     "call_judge",
     "earliest_label",
@@ -41,6 +45,7 @@ __all__ = [
 ]
 
 JUDGE_FAILED = "judge_failed"
+_REFUSALS = (400, 413, 422)
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _Result = TypeVar("_Result")
@@ -51,13 +56,19 @@ class JudgeError(GymError, RuntimeError):
     """The judge gave no judgement, so there is nothing to score with."""
 
 
+class JudgeRefusalError(JudgeError):
+    """The judge was asked, and would not or could not judge this: too long, filtered, or it broke off."""
+
+
 class JudgeEvaluation(BaseModel):
     """One question to a judge, its answer, and the label found in it."""
 
     responses_create_params: NeMoGymResponseCreateParamsNonStreaming
     response: NeMoGymResponse
     verdict_label: str | None = None
-    """None: the judge answered, but with none of the labels."""
+    """None: the judge answered, but with none of the labels, or not about this answer."""
+    judge_error: str | None = None
+    """Why there is no verdict on this answer, although there is one on an empty answer: that is what is shown then."""
 
 
 async def call_judge(
@@ -66,14 +77,19 @@ async def call_judge(
     """Ask a judge model server.
 
     Raises:
-        JudgeError: there was no answer, an error status, or an answer that is no `response_model`.
+        JudgeError: there was no answer, an error status, or an answer that is no `response_model`;
+            a `JudgeRefusalError` if the judge refused the question.
+        ServerResponseError: the judge answers from a recording that does not have the question.
     """
     try:
         answer = await server_client.post(server_name=server_name, url_path=url_path, json=json)
         await raise_for_status(answer)
         return response_model.model_validate(await get_response_json(answer))
     except Exception as error:
-        raise JudgeError(
+        if is_missing_call(error):
+            raise
+        is_refusal = isinstance(error, ServerResponseError) and error.error_status in _REFUSALS
+        raise (JudgeRefusalError if is_refusal else JudgeError)(
             f"judge {server_name!r} gave no valid answer at {url_path}: {type(error).__name__}: {error}"
         ) from error
 
@@ -85,6 +101,8 @@ async def reraise_judge_errors(work: Awaitable[_Result]) -> _Result:
     except JudgeError:
         raise
     except Exception as error:
+        if is_missing_call(error):
+            raise
         raise JudgeError(f"the judge could not be asked: {type(error).__name__}: {error}") from error
 
 
@@ -110,11 +128,37 @@ async def ask_for_label(
         raise JudgeError(f"judge {server_name!r} failed: {response.error.code}: {response.error.message}")
     label = earliest_label(last_message_text(response), labels)
     if label is None and response.incomplete_details is not None:
-        raise JudgeError(
+        raise JudgeRefusalError(
             f"judge {server_name!r} broke off before its verdict ({response.incomplete_details.reason}); "
             "raise max_output_tokens in judge_responses_create_params"
         )
     return JudgeEvaluation(responses_create_params=params, response=response, verdict_label=label)
+
+
+async def ask_about(
+    server_client: ServerClient,
+    server_name: str,
+    question_about: Callable[[str], NeMoGymResponseCreateParamsNonStreaming],
+    answer: str,
+    labels: Iterable[str],
+) -> JudgeEvaluation:
+    """As `ask_for_label`, about an answer that may itself be why there is no verdict (too long, filtered, confusing).
+
+    A judge that refuses is asked the same about an empty answer. If that works the fault is the answer's, which then
+    has no label; a model cannot escape its score by what it says to the judge.
+
+    Raises:
+        JudgeError: the judge failed, whatever the answer.
+    """
+    labels = tuple(labels)
+    try:
+        return await ask_for_label(server_client, server_name, question_about(answer), labels)
+    except JudgeRefusalError as refusal:
+        try:
+            control = await ask_for_label(server_client, server_name, question_about(""), labels)
+        except JudgeError:
+            raise refusal from None
+        return control.model_copy(update={"verdict_label": None, "judge_error": str(refusal)})
 
 
 def earliest_label(text: str, labels: Iterable[str]) -> str | None:
@@ -163,14 +207,13 @@ def judge_failsafe(verify: _Handler) -> _Handler:
         except JudgeError as error:
             return _unscored([*args, *kwargs.values()], error)
 
-    setattr(guarded, NEVER_WAITS, never_waits(verify))
     return guarded  # type: ignore[return-value]
 
 
 def _unscored(arguments: list[Any], error: JudgeError) -> Response:
     row = next((argument for argument in arguments if isinstance(argument, BaseModel)), None)
     body = {
-        **(row.model_dump(mode="json", warnings=False) if row is not None else {}),
+        **({} if row is None else {**undeclared_fields(row), **row.model_dump(mode="json", warnings=False)}),
         "reward": "NaN",
         "_ng_failure_class": JUDGE_FAILED,
         "_ng_failure_message": str(error),

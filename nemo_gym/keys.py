@@ -12,6 +12,8 @@ NEMO_GYM_DEBUG_ENV_VAR_NAME = "NEMO_GYM_DEBUG"
 NEMO_GYM_PARENT_PID_ENV_VAR_NAME = "NEMO_GYM_PARENT_PID"
 """Set by a launcher: the server ends when this process is no longer its parent."""
 NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME = "NEMO_GYM_NUM_REPLICAS"
+NUM_WORKERS_ENV_VAR_NAME = "NEMO_GYM_FASTAPI_NUM_WORKERS"
+MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
 NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME = "NEMO_GYM_SECRET_OPTIONS"
 """Options for a shard that must not stand on a command line, which everybody can read, as JSON."""
 
@@ -46,6 +48,7 @@ DELETE_KEY_KEY_NAME = "_delete_key"
 NEMO_GYM_LOG_DIR_KEY_NAME = "nemo_gym_log_dir"
 SESSION_SECRET_KEY_NAME = "session_secret"
 AUTH_TOKEN_KEY_NAME = "auth_token"
+ALLOWED_HOSTS_KEY_NAME = "allowed_hosts"
 NUM_REPLICAS_KEY_NAME = "num_replicas"
 RUN_ID_KEY_NAME = "run_id"
 ALLOW_UNKNOWN_KEYS_KEY_NAME = "allow_unknown_keys"
@@ -55,8 +58,17 @@ ALLOW_OPENAI_VERSION_SKEW_KEY_NAME = "allow_openai_version_skew"
 RESULTS_DIR_KEY_NAME = "results_dir"
 CACHE_DIR_KEY_NAME = "cache_dir"
 VERBOSE_KEY_NAME = "verbose"
+JSON_OUTPUT_KEY_NAME = "json"
+QUERY_KEY_NAME = "query"
+OBSERVABILITY_ENABLED_KEY_NAME = "observability_enabled"
+MODEL_CALL_CAPTURE_DIR_KEY_NAME = "model_call_capture_dir"
+TOKEN_ID_CAPTURE_BLOCK = "token_id_capture"
+COMPONENT_NAME_KEY_NAME = "component_name"
 SKIP_VERIFICATION_KEY_NAME = "skip_verification"
 SKIP_VERIFICATION_REWARD_KEY_NAME = "skip_verification_reward"
+RECORDING_FOLDER_KEY_NAME = "recording_folder"
+RECORDING_MODE_KEY_NAME = "recording_mode"
+RECORDING_MAX_BYTES_KEY_NAME = "recording_max_bytes"
 
 NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
     CONFIG_PATHS_KEY_NAME,
@@ -86,36 +98,58 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
     RESULTS_DIR_KEY_NAME,
     CACHE_DIR_KEY_NAME,
     VERBOSE_KEY_NAME,
-    "json",
-    "query",
-    "observability_enabled",
-    "model_call_capture_dir",
-    "token_id_capture",
-    "component_name",
+    JSON_OUTPUT_KEY_NAME,
+    QUERY_KEY_NAME,
+    OBSERVABILITY_ENABLED_KEY_NAME,
+    MODEL_CALL_CAPTURE_DIR_KEY_NAME,
+    TOKEN_ID_CAPTURE_BLOCK,
+    COMPONENT_NAME_KEY_NAME,
     SKIP_VERIFICATION_KEY_NAME,
     SKIP_VERIFICATION_REWARD_KEY_NAME,
+    RECORDING_FOLDER_KEY_NAME,
+    RECORDING_MODE_KEY_NAME,
+    RECORDING_MAX_BYTES_KEY_NAME,
     SESSION_SECRET_KEY_NAME,
     AUTH_TOKEN_KEY_NAME,
+    ALLOWED_HOSTS_KEY_NAME,
     NUM_REPLICAS_KEY_NAME,
     RUN_ID_KEY_NAME,
     ALLOW_UNKNOWN_KEYS_KEY_NAME,
 )
 
+# Paths that servers and those who wait for them agree on
+MODEL_ENDPOINTS_PATH = "/model_endpoints"
+SERVER_STATES_PATH = "/server_states"
+
 # Keys of rows and results
+OWN_KEY_PREFIX = "_ng_"
+"""How keys begin that are about a rollout and no part of its result."""
 TASK_INDEX_KEY_NAME = "_ng_task_index"
 ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
 ROLLOUT_ID_KEY_NAME = "_ng_rollout_id"
+TIMING_KEY_NAME = "_ng_timing"
 RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
+PARTIAL_RESPONSE_KEY_NAME = "_ng_partial_response"
 RESPONSE_KEY_NAME = "response"
+END_SESSION_HEADER = "x-nemo-gym-end-session"
+"""An agent sends it with `/verify` to say that the episode is over."""
 AGENT_REF_KEY_NAME = "agent_ref"
 SKILLS_REF_KEY_NAME = "skills_ref"
+
+# Parts of the paths of calls that belong to a rollout
+ROLLOUT_PATH_PREFIX = "ng-rollout"
+TOKEN_CAPTURE_PATH_SEGMENT = "training-token-capture"
+
+RECORDING_BLOCK = "recording"
+"""In the block of a model server: what of its calls is recorded or replayed."""
 
 # Well-known keys that are ordinary config data
 POLICY_BASE_URL_KEY_NAME = "policy_base_url"
 POLICY_API_KEY_KEY_NAME = "policy_api_key"
 POLICY_MODEL_NAME_KEY_NAME = "policy_model_name"
 POLICY_MODEL_KEY_NAME = "policy_model"
+UVICORN_TIMEOUT_WORKER_HEALTHCHECK = "uvicorn_timeout_worker_healthcheck"
 
 WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
     {
@@ -142,8 +176,10 @@ WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
         NEMO_GYM_LOG_DIR_KEY_NAME,
         RESULTS_DIR_KEY_NAME,
         CACHE_DIR_KEY_NAME,
+        RECORDING_FOLDER_KEY_NAME,
         SESSION_SECRET_KEY_NAME,
         AUTH_TOKEN_KEY_NAME,
+        ALLOWED_HOSTS_KEY_NAME,
     }
 )
 """Config keys whose value is text even when it looks like something else (`a,b`, `x=1`, `007`)."""
@@ -156,7 +192,7 @@ NESTED_TEXT_KEYS: frozenset[str] = frozenset(
 )
 """The same, below the top level."""
 
-TEXT_LIST_KEYS: frozenset[str] = frozenset({CONFIG_PATHS_KEY_NAME, POLICY_BASE_URL_KEY_NAME})
+TEXT_LIST_KEYS: frozenset[str] = frozenset({CONFIG_PATHS_KEY_NAME, POLICY_BASE_URL_KEY_NAME, ALLOWED_HOSTS_KEY_NAME})
 """Config keys whose value may be a list of texts, each as literal as the value of a text key."""
 
 HTTP_CONFIG_KEYS: frozenset[str] = frozenset(
@@ -173,6 +209,7 @@ HTTP_CONFIG_KEYS: frozenset[str] = frozenset(
         "http_retry_max_elapsed_s",
         "http_retry_max_tries",
         "http_total_timeout_s",
+        "max_response_bytes",
         "model_retry_first_delay_s",
         "model_retry_max_delay_s",
         "model_retry_max_elapsed_s",
@@ -188,7 +225,7 @@ WELL_KNOWN_KEYS: frozenset[str] = WELL_KNOWN_TEXT_KEYS | {
     *HTTP_CONFIG_KEYS,
     "profiling_enabled",
     "uvicorn_logging_show_200_ok",
-    "uvicorn_timeout_worker_healthcheck",
+    UVICORN_TIMEOUT_WORKER_HEALTHCHECK,
 }
 
 DEFAULT_HEAD_SERVER_PORT = 11000

@@ -1,7 +1,7 @@
 """PUBLIC: the types of OpenAI's Responses and Chat Completions APIs, importable from one place.
 
-`NeMoGymAsyncOpenAI`, the client that speaks them, is loaded when it or one of its constants
-is first asked for.
+`NeMoGymAsyncOpenAI`, the client that speaks them, and what reads its answers are loaded when they are
+first asked for.
 """
 
 from importlib import import_module
@@ -9,20 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gym.schemas.openai_chat import (
     NeMoGymChatCompletion,
-    NeMoGymChatCompletionCreateParamsNonStreaming,
-    NeMoGymChatCompletionMessage,
-    NeMoGymChatCompletionMessageCustomToolCall,
-    NeMoGymChatCompletionMessageForTraining,
-    NeMoGymChatCompletionMessageToolCall,
-    NeMoGymChatCompletionMessageToolCallUnion,
-    NeMoGymChoice,
-    NeMoGymCompletionTokensDetails,
-    NeMoGymCompletionUsage,
-    NeMoGymCustom,
-    NeMoGymFunction,
-    NeMoGymPromptTokensDetails,
-)
-from nemo_gym.schemas.openai_chat_messages import (
     NeMoGymChatCompletionAssistantMessageForTrainingParam,
     NeMoGymChatCompletionAssistantMessageParam,
     NeMoGymChatCompletionContentPartAudioURLParam,
@@ -33,38 +19,31 @@ from nemo_gym.schemas.openai_chat_messages import (
     NeMoGymChatCompletionContentPartRefusalParam,
     NeMoGymChatCompletionContentPartTextParam,
     NeMoGymChatCompletionContentPartVideoURLParam,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
     NeMoGymChatCompletionCustomToolParam,
     NeMoGymChatCompletionDeveloperMessageParam,
+    NeMoGymChatCompletionMessage,
+    NeMoGymChatCompletionMessageCustomToolCall,
     NeMoGymChatCompletionMessageCustomToolCallParam,
+    NeMoGymChatCompletionMessageForTraining,
     NeMoGymChatCompletionMessageParam,
+    NeMoGymChatCompletionMessageToolCall,
     NeMoGymChatCompletionMessageToolCallFunctionParam,
     NeMoGymChatCompletionMessageToolCallParam,
+    NeMoGymChatCompletionMessageToolCallUnion,
     NeMoGymChatCompletionMessageToolCallUnionParam,
     NeMoGymChatCompletionSystemMessageParam,
     NeMoGymChatCompletionToolMessageParam,
     NeMoGymChatCompletionToolParam,
     NeMoGymChatCompletionToolUnionParam,
     NeMoGymChatCompletionUserMessageParam,
+    NeMoGymChoice,
+    NeMoGymCompletionTokensDetails,
+    NeMoGymCompletionUsage,
+    NeMoGymCustom,
+    NeMoGymFunction,
     NeMoGymFunctionDefinition,
-)
-from nemo_gym.schemas.openai_content import (
-    NeMoGymReasoningText,
-    NeMoGymResponseInputAudio,
-    NeMoGymResponseInputFile,
-    NeMoGymResponseInputImage,
-    NeMoGymResponseInputPart,
-    NeMoGymResponseInputText,
-    NeMoGymResponseInputVideo,
-    NeMoGymResponseOutputPart,
-    NeMoGymResponseOutputRefusal,
-    NeMoGymResponseOutputText,
-    NeMoGymSummary,
-)
-from nemo_gym.schemas.openai_item_union import (
-    NeMoGymResponseInput,
-    NeMoGymResponseInputItem,
-    NeMoGymResponseOutputItem,
-    training_variant_of,
+    NeMoGymPromptTokensDetails,
 )
 from nemo_gym.schemas.openai_items import (
     RESPONSES_TO_TRAIN,
@@ -74,12 +53,27 @@ from nemo_gym.schemas.openai_items import (
     NeMoGymHostedToolItem,
     NeMoGymMessage,
     NeMoGymMessageForTraining,
+    NeMoGymReasoningText,
     NeMoGymResponseFunctionToolCall,
     NeMoGymResponseFunctionToolCallForTraining,
+    NeMoGymResponseInput,
+    NeMoGymResponseInputAudio,
+    NeMoGymResponseInputFile,
+    NeMoGymResponseInputImage,
+    NeMoGymResponseInputItem,
+    NeMoGymResponseInputPart,
+    NeMoGymResponseInputText,
+    NeMoGymResponseInputVideo,
+    NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
     NeMoGymResponseOutputMessageForTraining,
+    NeMoGymResponseOutputPart,
+    NeMoGymResponseOutputRefusal,
+    NeMoGymResponseOutputText,
     NeMoGymResponseReasoningItem,
     NeMoGymResponseReasoningItemForTraining,
+    NeMoGymSummary,
+    training_variant_of,
 )
 from nemo_gym.schemas.openai_responses import (
     NeMoGymFunctionToolParam,
@@ -87,25 +81,31 @@ from nemo_gym.schemas.openai_responses import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
     NeMoGymResponseError,
-)
-from nemo_gym.schemas.openai_usage import (
     NeMoGymResponseInputTokensDetails,
     NeMoGymResponseOutputTokensDetails,
     NeMoGymResponseUsage,
     accumulate_response_usage,
 )
-from nemo_gym.schemas.token_ids import (
+from nemo_gym.schemas.wire import (
+    REQUIRED_TOKEN_FIELDS,
+    TOKEN_FIELDS,
+    RoutedExperts,
     TokenIDLogProbMixin,
     TokenIDLogProbTypedDictMixin,
 )
 
 if TYPE_CHECKING:
-    from nemo_gym.http.openai_client import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
+    from nemo_gym.http.model_answers import JsonObject, validated_json
+    from nemo_gym.http.model_endpoint import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
 
 __all__ = [
     "RATE_LIMIT_ERROR_CODES",
+    "REQUIRED_TOKEN_FIELDS",
+    "REQUIRED_TOKEN_METADATA_FIELDS",
     "RESPONSES_TO_TRAIN",
     "RETRY_ERROR_CODES",
+    "TOKEN_METADATA_FIELDS",
+    "JsonObject",
     "NeMoGymAsyncOpenAI",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionAssistantMessageForTrainingParam",
@@ -118,6 +118,7 @@ __all__ = [
     "NeMoGymChatCompletionContentPartRefusalParam",
     "NeMoGymChatCompletionContentPartTextParam",
     "NeMoGymChatCompletionContentPartVideoURLParam",
+    "NeMoGymChatCompletionContentPartVideoUrlParam",
     "NeMoGymChatCompletionCreateParamsNonStreaming",
     "NeMoGymChatCompletionCustomToolParam",
     "NeMoGymChatCompletionDeveloperMessageParam",
@@ -131,6 +132,7 @@ __all__ = [
     "NeMoGymChatCompletionMessageToolCallParam",
     "NeMoGymChatCompletionMessageToolCallUnion",
     "NeMoGymChatCompletionMessageToolCallUnionParam",
+    "NeMoGymChatCompletionOutputMessage",
     "NeMoGymChatCompletionSystemMessageParam",
     "NeMoGymChatCompletionToolMessageParam",
     "NeMoGymChatCompletionToolParam",
@@ -139,6 +141,7 @@ __all__ = [
     "NeMoGymChoice",
     "NeMoGymCompletionTokensDetails",
     "NeMoGymCompletionUsage",
+    "NeMoGymContent",
     "NeMoGymCustom",
     "NeMoGymEasyInputMessage",
     "NeMoGymEasyInputMessageForTraining",
@@ -148,6 +151,7 @@ __all__ = [
     "NeMoGymFunctionToolParam",
     "NeMoGymHostedToolItem",
     "NeMoGymIncompleteDetails",
+    "NeMoGymInputVideoPart",
     "NeMoGymMessage",
     "NeMoGymMessageForTraining",
     "NeMoGymPromptTokensDetails",
@@ -159,6 +163,8 @@ __all__ = [
     "NeMoGymResponseFunctionToolCallForTraining",
     "NeMoGymResponseInput",
     "NeMoGymResponseInputAudio",
+    "NeMoGymResponseInputContentList",
+    "NeMoGymResponseInputContentPart",
     "NeMoGymResponseInputFile",
     "NeMoGymResponseInputImage",
     "NeMoGymResponseInputItem",
@@ -177,16 +183,35 @@ __all__ = [
     "NeMoGymResponseReasoningItemForTraining",
     "NeMoGymResponseUsage",
     "NeMoGymSummary",
+    "RoutedExperts",
     "TokenIDLogProbMixin",
     "TokenIDLogProbTypedDictMixin",
     "accumulate_response_usage",
     "training_variant_of",
+    "validated_json",
 ]
 
-_CLIENT_NAMES = ("NeMoGymAsyncOpenAI", "RATE_LIMIT_ERROR_CODES", "RETRY_ERROR_CODES")
+REQUIRED_TOKEN_METADATA_FIELDS = frozenset(REQUIRED_TOKEN_FIELDS)
+TOKEN_METADATA_FIELDS = frozenset(TOKEN_FIELDS)
+NeMoGymContent = NeMoGymResponseOutputText | NeMoGymResponseOutputRefusal
+NeMoGymInputVideoPart = NeMoGymResponseInputVideo
+NeMoGymResponseInputContentPart = NeMoGymResponseInputPart
+NeMoGymResponseInputContentList = list[NeMoGymResponseInputPart]
+NeMoGymChatCompletionOutputMessage = NeMoGymChatCompletionMessage | NeMoGymChatCompletionMessageForTraining
+NeMoGymChatCompletionContentPartVideoUrlParam = NeMoGymChatCompletionContentPartVideoURLParam
+
+_CLIENT = "nemo_gym.http.model_endpoint"
+_ANSWERS = "nemo_gym.http.model_answers"
+_LAZY = {
+    "JsonObject": _ANSWERS,
+    "NeMoGymAsyncOpenAI": _CLIENT,
+    "RATE_LIMIT_ERROR_CODES": _CLIENT,
+    "RETRY_ERROR_CODES": _CLIENT,
+    "validated_json": _ANSWERS,
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CLIENT_NAMES:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("nemo_gym.http.openai_client"), name)
+    return getattr(import_module(_LAZY[name]), name)

@@ -7,16 +7,17 @@ top-level fields (`{question}`, `{meta[key]}`, `{n:03d}`; a literal brace is dou
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
-from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.jsonl import write_aside
+from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, similar_names
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
-from nemo_gym.paths import candidates, resolve_for_reading
+from nemo_gym.paths import candidates, make_folder, refuse_odd_file, resolve_for_reading, write_aside
+from nemo_gym.row_files import read_rows
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 Messages = list[dict[str, str]]
@@ -85,13 +86,22 @@ def load_prompt_or_explain(config_path: str | Path) -> PromptConfig:
     try:
         return load_prompt_config(config_path)
     except ValidationError as error:
-        found = [(".".join(map(str, fault["loc"])) or "the file", fault["msg"]) for fault in error.errors()]
-        faults = "; ".join(f"{place}: {message}" for place, message in found)
-        raise PromptTemplateError(f"prompt file {str(config_path)!r}: {faults}") from error
+        faults = "; ".join(map(_fault, error.errors()))
+        raise PromptTemplateError(
+            f"prompt file {str(config_path)!r}: {faults}. It is YAML with a text `user` and, if wanted, a text `system`"
+        ) from error
 
 
 def _resolve_path(path: str | Path) -> Path:
     return resolve_for_reading(path, Path.is_file)
+
+
+def _fault(fault: Any) -> str:
+    place = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "missing":
+        other = next(iter(similar_names(place, fault["input"])), None) if isinstance(fault["input"], dict) else None
+        return f"it has no `{place}`" + (f" (is `{other}` meant to be it?)" if other else "")
+    return f"{place}: {fault['msg']}" if place else "it is no mapping"
 
 
 @lru_cache(_CACHED_PROMPTS)
@@ -110,6 +120,10 @@ def _load(path: Path, modified_ns: int, size: int) -> PromptConfig:
             for fault in error.errors()
         ]
         raise ValidationError.from_exception_data(f"prompt file {path}", details) from None
+
+
+load_prompt_config.cache_clear = _load.cache_clear  # type: ignore[attr-defined]
+load_prompt_config.cache_info = _load.cache_info  # type: ignore[attr-defined]
 
 
 def fill_prompt(prompt: PromptConfig, row: Mapping[str, Any]) -> Messages:
@@ -180,16 +194,15 @@ def materialize_prompts(input_jsonl: str | Path, prompt_config: str | Path, outp
     Returns:
         The number of rows.
     """
-    from nemo_gym.row_files import read_rows  # every help page imports this module
-
     prompt = load_prompt_or_explain(prompt_config)
     source = resolve_for_reading(input_jsonl, Path.is_file)
     if not source.is_file():
         raise ConfigPathNotFoundError(f"input file {str(input_jsonl)!r} not found (looked for {source})")
+    output = Path(output_jsonl)
+    _check_output(output)
     _check_rows(source, prompt)
     used = {PROMPT_CONFIG_USED_KEY: str(_resolve_path(prompt_config))}
-    output = Path(output_jsonl)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     count = 0
     with write_aside(output) as file:
         for _, row in read_rows(source):
@@ -198,9 +211,21 @@ def materialize_prompts(input_jsonl: str | Path, prompt_config: str | Path, outp
     return count
 
 
-def _check_rows(source: Path, prompt: PromptConfig) -> None:
-    from nemo_gym.row_files import read_rows
+def _check_output(path: Path) -> None:
+    """Only rows that were made by this function are replaced: nobody's data are written over."""
+    refuse_odd_file(path, "output_jsonl_fpath")
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        first = file.readline()
+    if first.strip() and PROMPT_CONFIG_USED_KEY.encode() not in first:
+        raise ConfigError(
+            f"+output_jsonl_fpath={path} holds something that this command did not write (no {PROMPT_CONFIG_USED_KEY} "
+            "in its first line), so it stays as it is; name another file, or move it away yourself"
+        )
 
+
+def _check_rows(source: Path, prompt: PromptConfig) -> None:
     positions, lines = [], []
     for position, (line, row) in enumerate(read_rows(source)):
         if has_own_input(row):
@@ -213,3 +238,8 @@ def _check_rows(source: Path, prompt: PromptConfig) -> None:
             raise type(error)(f"{source}, line {line.number}: {error}") from error
     if positions:
         raise PromptConflictError(conflict_message(positions, f" (lines {lines} of {source})"))
+
+
+def materialize_prompts_cli() -> None:
+    """What `ng_materialize_prompts` does."""
+    import_module("nemo_gym.cli.commands.materialize_prompts").main()

@@ -6,11 +6,28 @@ assistant messages, and token ids of earlier turns on the messages they belong t
 said in one turn survives the way there and back: reasoning, text and tool calls, to the last space.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from pydantic import BaseModel, Field
+
+from nemo_gym.dialects.base import (
+    CHAT_TEMPLATE_KWARGS,
+    EXTRA_BODY,
+    UnusableRequestError,
+    object_in_metadata,
+    set_fields,
+)
+from nemo_gym.dialects.chat import (
+    ChatDialect,
+    empty_completion,
+    is_too_long,
+    too_long_response,
+    with_reasoning_in_text,
+)
+from nemo_gym.dialects.to_chat import only_text, plain_text, tags_as_fields, taken_apart
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -18,29 +35,40 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
     NeMoGymResponseOutputItem,
+    TokenIDLogProbMixin,
 )
-from nemo_gym.responses_chat.from_chat import items_of_assistant, items_of_messages, response_of
-from nemo_gym.responses_chat.given import given_fields
-from nemo_gym.responses_chat.to_chat import to_chat_request
 
-__all__ = ["ResponsesConverter", "SplitItems", "split_responses_input_output_items"]
+__all__ = [
+    "CHAT_TEMPLATE_KWARGS",
+    "EXTRA_BODY",
+    "ResponsesConverter",
+    "ResponsesConverterState",
+    "SplitItems",
+    "UnusableRequestError",
+    "VLLMConverter",
+    "VLLMConverterResponsesToChatCompletionsState",
+    "empty_completion",
+    "is_too_long",
+    "object_in_metadata",
+    "only_text",
+    "plain_text",
+    "set_fields",
+    "split_responses_input_output_items",
+    "tags_as_fields",
+    "taken_apart",
+    "too_long_response",
+    "with_reasoning_in_text",
+]
 
 _Item = TypeVar("_Item")
 _BY_MODEL = ("reasoning", "function_call", "custom_tool_call")
 
 
 @dataclass(frozen=True)
-class ResponsesConverter:
-    """Translates requests one way and completions the other."""
+class ResponsesConverter(ChatDialect):
+    """Translates requests one way and completions the other: the chat dialect under the names programs know."""
 
-    return_token_id_information: bool = False
-    """Send the token ids of earlier turns back with them, for endpoints that continue from exactly those."""
-    uses_reasoning_parser: bool = True
-    """Read `<think>` blocks in what the model says as reasoning; else they stay in its text."""
-
-    def new_id(self, prefix: str) -> str:
-        """An id for an item or a response: `msg_...`, `rs_...`, `resp_...`."""
-        return f"{prefix}_{uuid4().hex}"
+    THINK_TAG_PATTERN: ClassVar[re.Pattern[str]] = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
     def responses_to_chat_completion_create_params(
         self, responses_create_params: NeMoGymResponseCreateParamsNonStreaming
@@ -51,25 +79,25 @@ class ResponsesConverter:
             NotImplementedError: it holds something the Chat Completions API has no form for.
             ValueError: it contradicts itself.
         """
-        given = given_fields(responses_create_params)
-        request = to_chat_request(given, with_token_ids=self.return_token_id_information)
-        return NeMoGymChatCompletionCreateParamsNonStreaming.model_construct(**request)
+        return NeMoGymChatCompletionCreateParamsNonStreaming.model_construct(**self.request_to(responses_create_params))
 
     def chat_completion_to_response(
         self,
         responses_create_params: NeMoGymResponseCreateParamsNonStreaming,
         chat_completion: NeMoGymChatCompletion,
-        *,
-        model: str,
+        model: str | None = None,
     ) -> NeMoGymResponse:
-        """The response to `responses_create_params` that the first choice of a completion amounts to."""
-        return response_of(
-            chat_completion,
-            self.postprocess_chat_response(chat_completion.choices[0]),
-            responses_create_params,
-            response_id=self.new_id("resp"),
-            model=model,
-        )
+        """The response to `responses_create_params` that the first choice of a completion amounts to.
+
+        Its `model` is the one asked for, else the one that answered, unless another is given.
+        """
+        return self.response_from(responses_create_params, chat_completion, model)
+
+    def chat_completion_to_responses_create_params(
+        self, chat_completion_create_params: NeMoGymChatCompletionCreateParamsNonStreaming
+    ) -> NeMoGymResponseCreateParamsNonStreaming:
+        """The Responses request that asks the same as a Chat Completions request."""
+        return self.request_from(set_fields(chat_completion_create_params))
 
     def postprocess_chat_response(self, choice: NeMoGymChoice) -> list[NeMoGymResponseOutputItem]:
         """The output items of one choice."""
@@ -77,13 +105,47 @@ class ResponsesConverter:
 
     def postprocess_assistant_message_dict(self, message_dict: Mapping[str, Any]) -> list[NeMoGymResponseOutputItem]:
         """The output items of one assistant message."""
-        return items_of_assistant(message_dict, self.new_id, reads_think_tags=self.uses_reasoning_parser)
+        return self.items_of_message(message_dict)
 
     def chat_completions_messages_to_responses_items(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> list[NeMoGymResponseOutputItem]:
         """A whole chat, of whatever origin, as items of the Responses API."""
-        return items_of_messages(messages, self.new_id, reads_think_tags=self.uses_reasoning_parser)
+        return self.items_from(messages)
+
+    def items_of_choice(self, choice: NeMoGymChoice) -> list[NeMoGymResponseOutputItem]:
+        """The output items of one choice, by the method that programs override."""
+        return self.postprocess_chat_response(choice)
+
+
+VLLMConverter = ResponsesConverter
+
+
+class ResponsesConverterState(BaseModel):
+    """Chat messages in the making, for programs that gather them by hand: those done, and the one being gathered."""
+
+    return_token_id_information: bool
+    messages: list[Any] = Field(default_factory=list)
+    content_buffer: str = ""
+    tool_calls_buffer: list[Any] = Field(default_factory=list)
+    assistant_item_buffered: bool = False
+    """An assistant item was met: then there is a message, if only an empty one."""
+    token_information: TokenIDLogProbMixin | None = None
+
+    def flush_assistant(self) -> None:
+        """Make a message of what was gathered, if anything was, and begin anew."""
+        if self.content_buffer or self.tool_calls_buffer or self.assistant_item_buffered:
+            message: dict[str, Any] = {"content": self.content_buffer or None, "role": "assistant"}
+            if self.tool_calls_buffer:
+                message["tool_calls"] = self.tool_calls_buffer
+            if self.return_token_id_information and self.token_information is not None:
+                message |= self.token_information.model_dump(exclude_none=True)
+            self.messages.append(message)
+        self.content_buffer, self.tool_calls_buffer = "", []
+        self.assistant_item_buffered, self.token_information = False, None
+
+
+VLLMConverterResponsesToChatCompletionsState = ResponsesConverterState
 
 
 class SplitItems(NamedTuple):

@@ -2,7 +2,8 @@
 
 The ending of the name decides: `.jsonl.gz`, `.jsonl.zst`, `.csv` and `.parquet` are what they say,
 everything else is JSON lines. Rows come one at a time, as lines: whoever reads `.jsonl` can read
-them all. A line of any other format holds the row's compact JSON.
+them all. A line of any other format holds the row's compact JSON. A file that begins like something
+else (a spreadsheet, UTF-16, one JSON array) is refused with the way to turn it into rows.
 
 - CSV: the first record names the columns. Cells are text; one that holds a JSON object or a list of
   objects is that. Empty cells of the columns that are never text are left out.
@@ -12,6 +13,7 @@ them all. A line of any other format holds the row's compact JSON.
 
 import csv
 import gzip
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -29,6 +31,7 @@ from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, 
 MESSAGES_KEY_NAME = "messages"
 PROMPT_KEY_NAME = "prompt"
 TOOLS_KEY_NAME = "tools"
+ROW_FILE_ENDINGS = (".jsonl", ".gz", ".zst", ".csv", ".parquet")
 
 _NEVER_TEXT = {
     RESPONSES_CREATE_PARAMS_KEY_NAME,
@@ -40,6 +43,25 @@ _NEVER_TEXT = {
 _LARGEST_CELL = 1 << 30
 _BATCH_ROWS = 1024
 _UNREADABLE = (EOFError, OSError, zlib.error, UnicodeDecodeError)
+_HEAD_BYTES = 4096
+_FORMATS = "rows are read from .jsonl, .jsonl.gz, .jsonl.zst, .csv and .parquet files"
+_UTF_16 = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"{\0": "UTF-16LE",
+    b"[\0": "UTF-16LE",
+    b"\0{": "UTF-16BE",
+    b"\0[": "UTF-16BE",
+}
+"""What rows in it begin with, with a byte order mark or without."""
+_SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+_BEGINNINGS = {
+    b"PK\x03\x04": "a zip archive, as spreadsheets are; unpack it, or save the sheet as CSV (UTF-8)",
+    b"\x1f\x8b": "compressed by gzip; let its name end with .jsonl.gz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstandard; let its name end with .jsonl.zst",
+    b"PAR1": "a Parquet file; let its name end with .parquet",
+}
+_TO_LINES = "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"
 
 
 class BinaryReader(Protocol):
@@ -66,6 +88,8 @@ def iter_row_lines(path: str | Path) -> Iterator[Line]:
         ConfigError: the file is not what its name says, or a library to read it is missing.
     """
     read = _reader_for(Path(path).name)
+    if read is None or read is _csv_lines:
+        _refuse_other_formats(Path(path))
     return iter_lines(path) if read is None else _explained(read, Path(path))
 
 
@@ -99,6 +123,44 @@ def read_rows(path: str | Path) -> Iterator[tuple[Line, dict[str, Any]]]:
 def _reader_for(name: str) -> Callable[[Path], Iterator[Line]] | None:
     readers = {".gz": _gzip_lines, ".zst": _zstd_lines, ".csv": _csv_lines, ".parquet": _parquet_lines}
     return readers.get(Path(name).suffix.lower())
+
+
+def _refuse_other_formats(path: Path) -> None:
+    """Look at the beginning of a file that should be text; one that cannot be opened is for the reader to explain."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return
+    found = next((what for mark, what in _BEGINNINGS.items() if head.startswith(mark)), None)
+    if path.suffix.lower() in _SPREADSHEETS:
+        found = "a spreadsheet; save it as CSV (UTF-8), whose first line names the columns"
+    if found is not None:
+        raise RowFileError(f"{path} is {found} ({_FORMATS})")
+    aside, source = shlex.quote(f"{path.stem}_rows{path.suffix}"), shlex.quote(str(path))
+    encoding = _UTF_16.get(head[:2])
+    if encoding is not None:
+        raise RowFileError(
+            f"{path} is UTF-16 text, and rows are UTF-8: save it as UTF-8, or convert it with "
+            f"`iconv -f {encoding} -t UTF-8 {source} > {aside}`"
+        )
+    if path.suffix.lower() != ".csv" and _begins_an_array(path, head):
+        raise RowFileError(
+            f"{path} is one JSON array, and rows are one JSON object per line: turn it into lines with "
+            f"`python -c {shlex.quote(_TO_LINES)} < {source} > {aside}`"
+        )
+
+
+def _begins_an_array(path: Path, head: bytes) -> bool:
+    """Whether a file is a list of rows instead of lines; a line that is some other list is a mistake of that line."""
+    if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        return False
+    first = next(iter_lines(path)).content
+    try:
+        value = parse(first)
+    except ValueError:  # goes on in the next line
+        return True
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def _explained(read: Callable[[Path], Iterator[Line]], path: Path) -> Iterator[Line]:
@@ -137,11 +199,15 @@ def _compact_lines(opened: AbstractContextManager[BinaryReader]) -> Iterator[Lin
 
 def _split(file: BinaryReader) -> Iterator[bytes]:
     """The lines of a file whose reader need not know what a line is."""
-    rest = b""
+    begun: list[bytes] = []
     while chunk := file.read(1 << 20):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    yield rest
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*begun, lines[0]])
+            begun.clear()
+            yield from lines
+        begun.append(rest)
+    yield b"".join(begun)
 
 
 def _compact(content: bytes) -> bytes:
@@ -196,7 +262,6 @@ def _cell(name: str, text: str) -> Any:
 
 def _parquet_lines(path: Path) -> Iterator[Line]:
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise _missing(path, "pyarrow", "data") from error

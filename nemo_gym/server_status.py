@@ -11,13 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nemo_gym.config.auth import auth_token, refused_by_head
+from nemo_gym.config.secrets import auth_token, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import get_global_config_dict, maybe_get_global_config_dict
-from nemo_gym.http.addresses import Address, base_url
-from nemo_gym.http.probe import fetch, probe
+from nemo_gym.http.addresses import Address, base_url, fetch, probe
+from nemo_gym.http.errors import UnprovenServerError
 from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
-from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig, ServerStatus
+from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig, ServerStatus
+from nemo_gym.tables import new_table, print_table
 from nemo_gym.terminal import print_line
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ class StatusCommand:
                 return []
             listed: list[dict[str, Any]] = json.loads(body) if status == 200 else []
             servers = [ServerInstanceDisplayConfig.model_validate(entry) for entry in listed]
+        except UnprovenServerError as error:
+            logger.warning("%s", error)
+            return []
         except (OSError, http.client.HTTPException, ValidationError, ValueError, TypeError, RecursionError) as error:
             logger.warning(
                 "Could not connect to head server at %s (%s: %s). Start the servers with `ng_run`; if they run with "
@@ -82,8 +86,6 @@ class StatusCommand:
 
     def display_status(self, servers: Sequence[ServerInstanceDisplayConfig]) -> None:
         """Print the servers as a table, and how many of them are healthy."""
-        from nemo_gym.tables import new_table, print_table
-
         if not servers:
             print_line("No NeMo Gym servers found running.")
             return

@@ -1,8 +1,9 @@
 """PUBLIC: talking to servers and being one, importable from one place.
 
-Programs elsewhere replace names here and expect it to take effect; `nemo_gym.http.seams` looks them up.
+Programs elsewhere replace names here and expect it to take effect: `nemo_gym.http.settings.replaceable` looks them up.
 """
 
+import builtins
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +11,29 @@ from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig, BaseServerConfig
-from nemo_gym.global_config import HEAD_SERVER_KEY_NAME, get_first_server_config_dict, get_global_config_dict
+from nemo_gym.global_config import (
+    DEFAULT_HEAD_SERVER_PORT,
+    HEAD_SERVER_KEY_NAME,
+    get_first_server_config_dict,
+    get_global_config_dict,
+)
+from nemo_gym.http.client import ServerClient, get_server_url, setup_server_client
 from nemo_gym.http.errors import (
+    ERROR_CLASS_HEADER,
+    ERROR_SERVER_HEADER,
+    ERROR_STATUS_HEADER,
     HeadServerError,
     MalformedResponseError,
+    NotHttpError,
+    ResponseTooLargeError,
     ServerCallError,
     ServerCallTimeoutError,
     ServerLostError,
     ServerResponseError,
     ServerUnreachableError,
 )
-from nemo_gym.http.request import get_response_json, raise_for_status, request
-from nemo_gym.http.retry import RetryPolicy
-from nemo_gym.http.server_client import ServerClient, get_server_url, setup_server_client
+from nemo_gym.http.partial import WANTS_PARTIAL, keep_partial
+from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request
 from nemo_gym.http.session import (
     get_global_aiohttp_client,
     global_aiohttp_client_exit,
@@ -31,43 +42,107 @@ from nemo_gym.http.session import (
     set_global_aiohttp_client,
 )
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig, ServerStatus
+from nemo_gym.http.transports.base import JSON_HEADERS
+from nemo_gym.keys import END_SESSION_HEADER
+from nemo_gym.retry import RetryPolicy
+from nemo_gym.rollout_correlation import apply_rollout_prefix, rollout_path_prefix
+from nemo_gym.schemas.server_config import (
+    ProfilingMiddlewareConfig,
+    ProfilingMiddlewareInputConfig,
+    ServerInstanceDisplayConfig,
+    ServerStatus,
+    UvicornLoggingConfig,
+)
 
 if TYPE_CHECKING:
-    from nemo_gym.servers.base import BaseServer, SimpleServer
+    from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
     from nemo_gym.servers.head import HeadServer
-    from nemo_gym.servers.lifetime import while_serving
-    from nemo_gym.servers.ray_cluster import initialize_ray
-    from nemo_gym.servers.run import is_nemo_gym_fastapi_entrypoint, per_process_cap
+    from nemo_gym.servers.ray_cluster import initialize_ray, maybe_ray_cluster_exit
+    from nemo_gym.servers.routes import json_answer, never_waits, reads_only
+    from nemo_gym.servers.run import (
+        IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME,
+        IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME,
+        NEMO_GYM_FASTAPI_NUM_WORKERS,
+        get_nemo_gym_fastapi_num_workers,
+        is_nemo_gym_fastapi_entrypoint,
+        is_nemo_gym_fastapi_worker,
+        num_serving_processes,
+        per_process_cap,
+        set_is_nemo_gym_fastapi_entrypoint,
+        set_is_nemo_gym_fastapi_worker,
+        set_nemo_gym_fastapi_num_workers,
+    )
     from nemo_gym.servers.sessions import SESSION_ID_KEY
 
 _GLOBAL_AIOHTTP_CLIENT_REQUEST_DEBUG = False
 """Set to true by programs that want failed requests shown, whatever the config says."""
 
+MAX_NUM_TRIES = 3
+"""For programs that bound tries of their own by it; calls here are bounded by the settings `http_retry_*`."""
+DISCONNECTED_CLIENT_OS_PRINT_INTERVAL = 100
+DISCONNECTED_CLIENT_OS_HELP_TEXT = (
+    "Connections to this server end before they are answered. Often the system allows too few open files or "
+    "connections: raise `ulimit -n`, or lower `num_samples_in_parallel`."
+)
+ConnectionError = builtins.ConnectionError
+
+_RUN = "nemo_gym.servers.run"
+_ROUTES = "nemo_gym.servers.routes"
 _LAZY = {
+    "IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME": _RUN,
+    "IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME": _RUN,
+    "NEMO_GYM_FASTAPI_NUM_WORKERS": _RUN,
+    "get_nemo_gym_fastapi_num_workers": _RUN,
+    "is_nemo_gym_fastapi_worker": _RUN,
+    "maybe_ray_cluster_exit": "nemo_gym.servers.ray_cluster",
+    "set_is_nemo_gym_fastapi_entrypoint": _RUN,
+    "set_is_nemo_gym_fastapi_worker": _RUN,
+    "set_nemo_gym_fastapi_num_workers": _RUN,
     "BaseServer": "nemo_gym.servers.base",
     "HeadServer": "nemo_gym.servers.head",
     "SESSION_ID_KEY": "nemo_gym.servers.sessions",
     "SimpleServer": "nemo_gym.servers.base",
     "initialize_ray": "nemo_gym.servers.ray_cluster",
-    "is_nemo_gym_fastapi_entrypoint": "nemo_gym.servers.run",
-    "per_process_cap": "nemo_gym.servers.run",
-    "while_serving": "nemo_gym.servers.lifetime",
+    "is_nemo_gym_fastapi_entrypoint": _RUN,
+    "json_answer": _ROUTES,
+    "never_waits": _ROUTES,
+    "num_serving_processes": _RUN,
+    "per_process_cap": _RUN,
+    "reads_only": _ROUTES,
+    "while_serving": "nemo_gym.servers.base",
 }
 
 __all__ = [
+    "DEFAULT_HEAD_SERVER_PORT",
+    "DISCONNECTED_CLIENT_OS_HELP_TEXT",
+    "DISCONNECTED_CLIENT_OS_PRINT_INTERVAL",
+    "END_SESSION_HEADER",
+    "ERROR_CLASS_HEADER",
+    "ERROR_SERVER_HEADER",
+    "ERROR_STATUS_HEADER",
     "HEAD_SERVER_KEY_NAME",
+    "IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME",
+    "IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME",
+    "JSON_HEADERS",
+    "MAX_NUM_TRIES",
+    "NEMO_GYM_FASTAPI_NUM_WORKERS",
     "SESSION_ID_KEY",
+    "WANTS_PARTIAL",
     "BaseRunServerInstanceConfig",
     "BaseServer",
     "BaseServerConfig",
     "ClientResponse",
+    "ConnectionError",
     "DictConfig",
     "GlobalAIOHTTPAsyncClientConfig",
     "HeadServer",
     "HeadServerError",
     "MalformedResponseError",
+    "NotHttpError",
     "OmegaConf",
+    "ProfilingMiddlewareConfig",
+    "ProfilingMiddlewareInputConfig",
+    "ResponseTooLargeError",
     "RetryPolicy",
     "ServerCallError",
     "ServerCallTimeoutError",
@@ -78,9 +153,12 @@ __all__ = [
     "ServerStatus",
     "ServerUnreachableError",
     "SimpleServer",
+    "UvicornLoggingConfig",
+    "apply_rollout_prefix",
     "get_first_server_config_dict",
     "get_global_aiohttp_client",
     "get_global_config_dict",
+    "get_nemo_gym_fastapi_num_workers",
     "get_response_json",
     "get_server_url",
     "global_aiohttp_client_exit",
@@ -88,10 +166,22 @@ __all__ = [
     "is_global_aiohttp_client_request_debug_enabled",
     "is_global_aiohttp_client_setup",
     "is_nemo_gym_fastapi_entrypoint",
+    "is_nemo_gym_fastapi_worker",
+    "json_answer",
+    "json_bytes",
+    "keep_partial",
+    "maybe_ray_cluster_exit",
+    "never_waits",
+    "num_serving_processes",
     "per_process_cap",
     "raise_for_status",
+    "reads_only",
     "request",
+    "rollout_path_prefix",
     "set_global_aiohttp_client",
+    "set_is_nemo_gym_fastapi_entrypoint",
+    "set_is_nemo_gym_fastapi_worker",
+    "set_nemo_gym_fastapi_num_workers",
     "setup_server_client",
     "while_serving",
 ]

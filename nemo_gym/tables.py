@@ -1,39 +1,78 @@
-"""Plain tables on stdout, readable in a terminal, a file and `grep`. Imports rich, so import it only to print."""
+"""Plain tables on stdout, readable in a terminal, a file and `grep`. rich, which sets them, is loaded to print one."""
 
+import shutil
 import sys
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import textwrap
+from dataclasses import dataclass, field
 
 from nemo_gym.terminal import harmless, print_line
 
 _WIDTH_WITHOUT_TERMINAL = 500
+_GAP = 2
+_INDENT = " " * 4
 
 
-class PlainTable(Table):
+@dataclass
+class PlainTable:
     """A table of plain text: a cell is neither markup nor able to act on the terminal."""
 
-    def add_row(self, *cells: object, **_options: object) -> None:
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: object) -> None:
         """Add a row of texts."""
-        super().add_row(*(Text(harmless("" if cell is None else str(cell))) for cell in cells))
+        self.rows.append(tuple(harmless("" if cell is None else str(cell)) for cell in cells))
 
 
 def new_table(*columns: str) -> PlainTable:
     """A table without lines."""
-    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=not sys.stdout.isatty(), overflow="fold")
-    return table
+    return PlainTable(columns)
 
 
-def print_table(table: Table) -> None:
-    """Print to stdout, as wide as it needs to be and without blanks at line ends when that is no terminal."""
-    if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False, markup=False).print(table)
+def print_table(table: PlainTable, described_by: str | None = None) -> None:
+    """Print to stdout, as wide as it needs to be and without blanks at line ends when that is no terminal.
+
+    A terminal folds the cells of a table that is too wide for it. With `described_by`, the column of a sentence about
+    each row, such a table becomes a list instead, so that the names in its first column stay whole.
+    """
+    columns = shutil.get_terminal_size().columns
+    if described_by is not None and sys.stdout.isatty() and _width(table) > columns:
+        _print_entries(table, described_by, columns)
         return
-    console = Console(file=sys.stdout, width=_WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    on_terminal = sys.stdout.isatty()
+    laid_out = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in table.columns:
+        laid_out.add_column(column, no_wrap=not on_terminal, overflow="fold")
+    for row in table.rows:
+        laid_out.add_row(*map(Text, row))
+    width = None if on_terminal else _WIDTH_WITHOUT_TERMINAL
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    if on_terminal:
+        console.print(laid_out)
+        return
     with console.capture() as printed:
-        console.print(table)
+        console.print(laid_out)
     for line in printed.get().splitlines():
         print_line(line.rstrip())
+
+
+def _width(table: PlainTable) -> int:
+    """How wide the table is if no cell is folded."""
+    columns = zip(table.columns, *table.rows, strict=True)
+    return sum(max(map(len, cells)) + _GAP for cells in columns) - _GAP
+
+
+def _print_entries(table: PlainTable, described_by: str, width: int) -> None:
+    for row in table.rows:
+        cells = dict(zip(table.columns, row, strict=True))
+        name = cells.pop(table.columns[0])
+        sentence = cells.pop(described_by)
+        facts = "; ".join(f"{column.lower()}: {cell}" for column, cell in cells.items() if cell)
+        print_line(name)
+        for text in filter(None, (sentence, facts)):
+            for line in textwrap.wrap(text, max(1, width - len(_INDENT))):
+                print_line(_INDENT + line)

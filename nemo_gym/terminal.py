@@ -7,6 +7,7 @@ their escapes, so that one sees what was there and nothing happens.
 
 import re
 import sys
+import traceback
 from types import TracebackType
 
 MAX_SHOWN_LENGTH = 200
@@ -37,6 +38,11 @@ def shown(text: object, limit: int = MAX_SHOWN_LENGTH) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def without_numbers(text: str) -> str:
+    """`text` without what differs between two messages that say the same: words with digits in them."""
+    return " ".join("#" if any(map(str.isdigit, word)) else word for word in text.split())
+
+
 def print_line(text: str = "") -> None:
     """Print text to stdout."""
     sys.stdout.write(f"{harmless(text)}\n")
@@ -46,8 +52,6 @@ def print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:  # a `sys.excepthook`
     """Print the traceback of an exception nobody expected, which may quote what a server sent."""
-    import traceback
-
     sys.stderr.write(harmless("".join(traceback.format_exception(kind, error, trace))))
 
 

@@ -13,6 +13,10 @@ The environment, its agent and the model are the real servers, started from your
 in memory: no port, no process, no key. What a script may say is in
 `responses_api_models/scripted_model/README.md`. A rollout that fails becomes a record with
 `_ng_failure_class`, as the collector writes it to the failures file.
+
+Tests that build their servers themselves find here what they need for it: a socket (`listen`), calls in memory
+(`register_local_app`, `Address`), the handing over of a config (`write_config_file`), settings of the HTTP client
+(`use_client_settings`).
 """
 
 import asyncio
@@ -27,17 +31,33 @@ import orjson
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
+from nemo_gym.collect.failures import failure_of, fault_in
+from nemo_gym.config.handover import write_config_file
 from nemo_gym.config_types import BaseServerConfig, ConfigError, ServerInstanceConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
-from nemo_gym.http.local import register_local_app
+from nemo_gym.http.session import use_client_settings
+from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.keys import AGENT_REF_KEY_NAME, AGENTS_TYPE
-from nemo_gym.rollouts.failures import failure_of, invalid_answer
-from nemo_gym.rollouts.record import Failure, Result, Row, failure_record, stamp, task_order
+from nemo_gym.runs.record import Failure, Result, Row, failure_record, stamp, task_order
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
-from nemo_gym.servers.base import SimpleServer
-from nemo_gym.servers.classes import one_server_class
+from nemo_gym.servers.base import SimpleServer, one_server_class
 from nemo_gym.servers.direct import DirectLane
+from nemo_gym.servers.listening import listen
+
+__all__ = [
+    "EXAMPLES",
+    "MALFORMED",
+    "Address",
+    "Script",
+    "build_server",
+    "check_examples",
+    "listen",
+    "play",
+    "register_local_app",
+    "use_client_settings",
+    "write_config_file",
+]
 
 EXAMPLES = 5
 """Rows in `data/example.jsonl` of every environment."""
@@ -136,9 +156,7 @@ async def _play(
 
 def build_server(instance: ServerInstanceConfig, client: ServerClient, settings: Mapping[str, Any]) -> SimpleServer:
     """The server of an instance, with `settings` over those of its config."""
-    stem = Path(instance.get_inner_run_server_config().entrypoint).with_suffix("")
-    module = f"{instance.SERVER_TYPE}.{instance.implementation}.{'.'.join(stem.parts)}"
-    server_class = one_server_class(importlib.import_module(module))
+    server_class = one_server_class(importlib.import_module(instance.module_name))
     config_class: Any = server_class.model_fields["config"].annotation
     block: Any = OmegaConf.to_container(
         client.global_config_dict[instance.name][instance.SERVER_TYPE][instance.implementation], resolve=True
@@ -157,7 +175,7 @@ async def _rollout(client: ServerClient, row: Row, default_agent: str | None, ag
         answer = await client.post(server_name=name, url_path="/run", json=row)
         await raise_for_status(answer)
         result = await get_response_json(answer)
-        failure: Failure | None = None if isinstance(result, dict) else invalid_answer(result, name)
+        failure: Failure | None = fault_in(result, name)
     except Exception as error:  # noqa: BLE001 - as in the collector, a failed rollout is a record
         failure = failure_of(error, name)
     if failure is not None:

@@ -1,19 +1,26 @@
-"""Commands of ours as processes of their own, forked from one that has everything imported: they start at once."""
+"""Commands of ours as processes of their own, forked from one that has everything imported: they start at once.
+
+`Program` writes to files, `Piped` has the face of `subprocess.Popen`, `run_program` that of `subprocess.run`.
+"""
 
 import multiprocessing
 import os
-import runpy
 import signal
+import subprocess
+import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import IO, Any
 
 _PROGRAM = """
 import os, resource, runpy, signal, sys
 from importlib import import_module
 
-for stream, path in ((1, OUT), (2, ERR)):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+for stream, target in ((1, OUT), (2, ERR)):
+    is_file = isinstance(target, str)
+    os.dup2(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if is_file else target.fileno(), stream)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if LARGEST_FILE:
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, resource.RLIM_INFINITY))
@@ -25,13 +32,17 @@ sys.argv = [f"/usr/bin/{program}", *arguments]
 if COMMAND[:2] == ["python", "-m"]:
     sys.argv = ["python", *arguments[2:]]
     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+elif program == "python":
+    sys.argv = arguments
+    sys.path.insert(0, "")
+    runpy.run_path(arguments[0], run_name="__main__")
 else:
-    import_module(f"nemo_gym.cli.commands.{program.removeprefix('ng_')}").main()
+    import_module(f"nemo_gym.cli.commands.{program.removeprefix('nemo_gym_').removeprefix('ng_')}").main()
 """
 _PRELOADED = [
     "nemo_gym.cli.commands.collect_rollouts",
-    "nemo_gym.cli.e2e",
-    "nemo_gym.cli.results",
+    "nemo_gym.launch.end_to_end",
+    "nemo_gym.cli.show",
     "nemo_gym.rollout_collection",
     "nemo_gym.servers.head",
     "uvicorn",
@@ -42,8 +53,28 @@ _CONTEXT.set_forkserver_preload(_PRELOADED)
 WAIT_S = 120.0
 
 
+def ensure_running() -> None:
+    """Start the process that programs are forked from, so that nobody takes it for one that a test has left behind."""
+    forkserver.ensure_running()
+
+
+def _started(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None, **more: Any
+) -> ForkServerProcess:
+    given = {
+        "__name__": "program",
+        "COMMAND": list(command),
+        "ENVIRONMENT": dict(os.environ if environment is None else environment),
+        "FOLDER": str(folder),
+        **more,
+    }
+    process: ForkServerProcess = _CONTEXT.Process(target=exec, args=(_PROGRAM, given))
+    process.start()
+    return process
+
+
 class Program:
-    """One command, running: `ng_<name>` or `python -m <module>`, with its arguments."""
+    """One command, running: `ng_<name>`, `python -m <module>` or `python <file>`, with its arguments."""
 
     def __init__(
         self,
@@ -59,18 +90,14 @@ class Program:
         for path in (self.stdout_path, self.stderr_path):
             path.unlink(missing_ok=True)  # of an earlier one, whose words would be taken for this one's
         self.command: Sequence[str] = command
-        program = folder / ".program.py"
-        program.write_text(_PROGRAM)
-        given = {
-            "COMMAND": list(command),
-            "ENVIRONMENT": dict(os.environ if environment is None else environment),
-            "OUT": str(self.stdout_path),
-            "ERR": str(self.stderr_path),
-            "FOLDER": str(folder),
-            "LARGEST_FILE": largest_file,
-        }
-        self._process: ForkServerProcess = _CONTEXT.Process(target=runpy.run_path, args=(str(program), given))
-        self._process.start()
+        self._process = _started(
+            command,
+            folder,
+            environment,
+            OUT=str(self.stdout_path),
+            ERR=str(self.stderr_path),
+            LARGEST_FILE=largest_file,
+        )
 
     @property
     def pid(self) -> int:
@@ -104,3 +131,83 @@ class Program:
         """Leave nothing behind."""
         self._process.kill()
         self._process.join(WAIT_S)
+
+
+class Piped:
+    """One command, running, that is read from and waited for as if `subprocess.Popen` had started it."""
+
+    def __init__(
+        self,
+        *command: str,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        in_one: bool = False,
+    ) -> None:
+        """With `in_one`, what goes to stderr comes out of `stdout`, too."""
+        self.args = list(command)
+        out, out_end = _CONTEXT.Pipe(duplex=False)
+        err, err_end = _CONTEXT.Pipe(duplex=False)
+        ends = {"OUT": out_end, "ERR": out_end if in_one else err_end, "LARGEST_FILE": 0}
+        self._process = _started(command, folder or Path.cwd(), environment, **ends)
+        self.stdout: IO[str] = os.fdopen(os.dup(out.fileno()), encoding="utf-8")
+        self.stderr: IO[str] = os.fdopen(os.dup(err.fileno()), encoding="utf-8")
+        for end in (out, out_end, err, err_end):
+            end.close()
+        if in_one:
+            self.stderr.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(WAIT_S if timeout is None else timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, WAIT_S if timeout is None else timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it still has to say, once it has ended."""
+        said: dict[str, str] = {}
+        streams = {"out": self.stdout, "err": self.stderr}
+        readers = [
+            threading.Thread(target=lambda name=name, stream=stream: said.update({name: stream.read()}), daemon=True)
+            for name, stream in streams.items()
+            if not stream.closed
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(WAIT_S)
+        for stream in streams.values():
+            stream.close()
+        return said.get("out", ""), said.get("err", "")
+
+
+def run_program(
+    *command: str, folder: Path | None = None, environment: Mapping[str, str] | None = None, timeout: float = WAIT_S
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    program = Piped(*command, folder=folder, environment=environment)
+    try:
+        out, err = program.communicate(timeout)
+    finally:
+        program.kill()
+    assert program.returncode is not None
+    return subprocess.CompletedProcess(list(command), program.returncode, out, err)

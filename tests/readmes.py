@@ -54,7 +54,7 @@ def play(readme: Path, folder: Path, replaced: Mapping[str, str] | None = None, 
         for command in commands_in(text):
             if command[0] == "ng_run":
                 up.pop_all().close()
-                up.enter_context(_servers(command, folder))
+                up.enter_context(servers(command, folder))
                 continue
             outputs = [word.partition("=")[2] for word in command if word.startswith("+output_jsonl_fpath=")]
             _run_to_its_end([*command, *(extra if outputs else ())], folder)
@@ -64,7 +64,7 @@ def play(readme: Path, folder: Path, replaced: Mapping[str, str] | None = None, 
 
 
 def _run_to_its_end(command: list[str], folder: Path) -> None:
-    program = Program(*command, folder=folder, environment=_clean_environment())
+    program = Program(*command, folder=folder, environment=clean_environment())
     try:
         assert program.wait() == 0, f"{shlex.join(command)}\n{program.stdout}{program.stderr}"
     finally:
@@ -72,9 +72,9 @@ def _run_to_its_end(command: list[str], folder: Path) -> None:
 
 
 @contextmanager
-def _servers(command: list[str], folder: Path) -> Iterator[None]:
+def servers(command: list[str], folder: Path) -> Iterator[None]:
     """`ng_run`, up; in the end Ctrl-C stops it."""
-    program = Program(*command, folder=folder, environment=_clean_environment())
+    program = Program(*command, folder=folder, environment=clean_environment())
     try:
         deadline_s = time.monotonic() + WAIT_S
         while "servers ready!" not in program.stdout:
@@ -88,5 +88,5 @@ def _servers(command: list[str], folder: Path) -> Iterator[None]:
         program.stop()
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("NEMO_GYM")}

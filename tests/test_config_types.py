@@ -1,14 +1,16 @@
 """The types configurations are made of."""
 
+import pickle
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from nemo_gym.config_types import (
     AgentServerRef,
     AlmostServerError,
+    BaseNeMoGymCLIConfig,
     BaseRunServerConfig,
     BaseRunServerInstanceConfig,
     BaseServerConfig,
@@ -36,6 +38,8 @@ from nemo_gym.config_types import (
     is_server_ref,
     maybe_get_server_instance_config,
 )
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.schemas.cli_config import RewardProfileConfig, StatusConfig
 
 TRAIN = {"name": "t", "type": "train", "jsonl_fpath": "t.jsonl", "license": "MIT"}
 GITLAB = {"dataset_name": "d", "version": "0.0.1", "artifact_fpath": "t.jsonl"}
@@ -264,14 +268,12 @@ def test_a_source_and_an_identifier_exclude_one_another() -> None:
         DatasetConfig.model_validate({**TRAIN, "source": {"type": "gitlab", **GITLAB}, "huggingface_identifier": HUB})
 
 
-def test_a_benchmark_needs_a_prepare_script_and_may_have_a_prompt() -> None:
-    benchmark = BenchmarkDatasetConfig.model_validate(
-        {"name": "b", "type": "benchmark", "jsonl_fpath": "b.jsonl", "prepare_script": "p.py"}
-    )
+def test_a_benchmark_needs_rows_and_may_have_a_script_that_makes_them_and_a_prompt() -> None:
+    benchmark = BenchmarkDatasetConfig.model_validate({"name": "b", "type": "benchmark", "jsonl_fpath": "b.jsonl"})
 
-    assert (benchmark.prompt_config, benchmark.num_repeats) == (None, 1)
-    with pytest.raises(ValidationError, match="prepare_script"):
-        BenchmarkDatasetConfig.model_validate({"name": "b", "type": "benchmark", "jsonl_fpath": "b.jsonl"})
+    assert (benchmark.prepare_script, benchmark.prompt_config, benchmark.num_repeats) == (None, None, 1)
+    with pytest.raises(ValidationError, match="jsonl_fpath"):
+        BenchmarkDatasetConfig.model_validate({"name": "b", "type": "benchmark", "prepare_script": "p.py"})
 
 
 def test_data_sets_of_a_server_are_told_apart_by_their_type() -> None:
@@ -357,3 +359,39 @@ def test_errors_can_be_caught_as_what_they_were(error: type[Exception], also: ty
     assert issubclass(error, ConfigError)
     assert issubclass(error, also)
     assert str(error("a message")) == "a message"
+
+
+def test_an_argument_that_a_config_does_not_have_is_an_error_and_a_key_of_others_is_not() -> None:
+    given: dict[str, Any] = {"input_jsonl_fpath": "in.jsonl", "output_jsonl_fpath": "out.jsonl"}
+
+    with pytest.raises(TypeError, match=r"no argument 'num_repeat'; did you mean 'num_repeats'\?") as raised:
+        RolloutCollectionConfig(**given, num_repeat=4)
+    assert isinstance(raised.value, ConfigError)
+    with pytest.raises(
+        TypeError, match=r"RewardProfileConfig has no argument 'x', nor 'selct'; did you mean 'select'\?"
+    ):
+        RewardProfileConfig(rollouts_jsonl_fpath="a", x=1, selct="mean > 0")  # type: ignore[call-arg]
+
+    assert RolloutCollectionConfig.model_validate({**given, "num_repeat": 4, "policy_model": {}}).num_repeats == 1
+    assert RolloutCollectionConfig(**given, json=True).json_format is True
+    assert RolloutCollectionConfig(**given, json_format=True, num_repeats=4).num_repeats == 4
+    assert StatusConfig(json=True).json_format is True
+
+
+class Open(BaseNeMoGymCLIConfig):
+    """A config of a program elsewhere."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = ""
+
+
+def test_configs_made_elsewhere_keep_what_they_say_about_further_arguments() -> None:
+    class WithItsOwn(BaseNeMoGymCLIConfig):
+        name: str = ""
+
+        def __init__(self, name: str) -> None:
+            super().__init__(name=name)
+
+    assert Open(name="a", more=3).model_extra == {"more": 3}
+    assert WithItsOwn("a").name == "a"
+    assert pickle.loads(pickle.dumps(Open(name="a"))) == Open(name="a")

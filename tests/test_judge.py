@@ -19,6 +19,8 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.judge import (
     JudgeError,
+    JudgeRefusalError,
+    ask_about,
     ask_for_label,
     call_judge,
     earliest_label,
@@ -28,7 +30,7 @@ from nemo_gym.judge import (
     reraise_judge_errors,
 )
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.rollouts.record import FAILURE_MESSAGE_KEY, NG_FAILURE_CLASS_KEY, FailureClass, Outcome, outcome_of
+from nemo_gym.runs.record import FAILURE_MESSAGE_KEY, NG_FAILURE_CLASS_KEY, FailureClass, Outcome, outcome_of
 from nemo_gym.server_utils import ServerClient
 
 PARAMS = NeMoGymResponseCreateParamsNonStreaming(input="Equal?")
@@ -159,7 +161,7 @@ def test_a_judge_error_can_be_pickled() -> None:
 class Judged(SimpleResourcesServer):
     """An environment whose judge is down."""
 
-    async def verify(self, request: Request, body: "BaseVerifyRequest") -> BaseVerifyResponse:  # type: ignore[override]
+    async def verify(self, request: Request, body: "BaseVerifyRequest") -> BaseVerifyResponse:
         if body.response.output:
             return BaseVerifyResponse(**dict(body), reward=1.0)
         raise JudgeError("the judge is down")
@@ -211,3 +213,77 @@ def test_other_errors_stay_errors() -> None:
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(judge_failsafe(broken)(BaseVerifyRequest.model_validate(ROW)))
     assert judge_failsafe(plain) is plain
+
+
+LABELS = ["[[YES]]", "[[NO]]"]
+CUT = {"incomplete_details": {"reason": "max_output_tokens"}}
+
+
+def about(answer: str) -> NeMoGymResponseCreateParamsNonStreaming:
+    return NeMoGymResponseCreateParamsNonStreaming(input=f"Right? <{answer}>")
+
+
+def judge_saying(*answers: tuple[int, Any]) -> Any:
+    """A client whose calls get these answers, one after the other, as (status, body)."""
+    client = judge_answering({})
+    client.post = AsyncMock(
+        side_effect=[
+            MagicMock(
+                ok=status == 200,
+                status=status,
+                headers={},
+                url="http://judge",
+                method="POST",
+                read=AsyncMock(return_value=json.dumps(body).encode()),
+            )
+            for status, body in answers
+        ]
+    )
+    return client
+
+
+def asked(client: Any) -> list[Any]:
+    return [call.kwargs["json"].input for call in client.post.await_args_list]
+
+
+def test_a_judge_that_judges_an_answer_is_asked_once() -> None:
+    client = judge_saying((200, {**ENVELOPE, "output": [message("[[YES]]")]}))
+
+    evaluation = asyncio.run(ask_about(client, "judge", about, "4", iter(LABELS)))
+
+    assert (evaluation.verdict_label, evaluation.judge_error) == ("[[YES]]", None)
+    assert asked(client) == ["Right? <4>"]
+
+
+REFUSALS = [(status, {"error": "too long"}) for status in (400, 413, 422)]
+BROKEN_OFF = (200, {**ENVELOPE, "output": [message("Let me see")], **CUT})
+
+
+@pytest.mark.parametrize("refusal", [*REFUSALS, BROKEN_OFF])
+def test_an_answer_that_a_judge_refuses_is_wrong_if_it_judges_an_empty_one(refusal: tuple[int, Any]) -> None:
+    client = judge_saying(refusal, (200, {**ENVELOPE, "output": [message("[[YES]]")]}))
+
+    evaluation = asyncio.run(ask_about(client, "judge", about, "4" * 100, iter(LABELS)))
+
+    assert evaluation.verdict_label is None
+    assert "'judge'" in (evaluation.judge_error or "")
+    assert asked(client) == [f"Right? <{'4' * 100}>", "Right? <>"]
+
+
+@pytest.mark.parametrize("control", [*REFUSALS, BROKEN_OFF, (500, {}), (200, {"id": "r"})])
+def test_a_judge_that_refuses_whatever_it_is_asked_has_failed(control: tuple[int, Any]) -> None:
+    client = judge_saying((413, {"error": "the first refusal"}), control)
+
+    with pytest.raises(JudgeRefusalError, match="the first refusal"):
+        asyncio.run(ask_about(client, "judge", about, "4", LABELS))
+
+
+@pytest.mark.parametrize("failure", [(500, {}), (429, {}), (401, {}), (200, {"id": "r"})])
+def test_a_judge_that_fails_is_not_asked_about_something_else(failure: tuple[int, Any]) -> None:
+    client = judge_saying(failure)
+
+    with pytest.raises(JudgeError) as caught:
+        asyncio.run(ask_about(client, "judge", about, "4", LABELS))
+
+    assert not isinstance(caught.value, JudgeRefusalError)
+    assert len(asked(client)) == 1

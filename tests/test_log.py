@@ -1,11 +1,12 @@
 import io
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from nemo_gym.log import LOGGER_NAME, setup_logging
+from nemo_gym.log import LOGGER_NAME, SAME_AS, Repeats, setup_logging
 
 logger = logging.getLogger(f"{LOGGER_NAME}.test")
 
@@ -58,3 +59,42 @@ def test_what_a_record_quotes_cannot_act_on_the_terminal(capsys: pytest.CaptureF
     printed = capsys.readouterr().err
     assert printed.startswith("Error: \\x9b31m\\u202ered\nTraceback")
     assert printed.endswith("ValueError: \\x1b[2Jgone\n")
+
+
+def test_equal_warnings_are_counted_and_told_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("nemo_gym.log.time.monotonic", lambda: now_s)
+    repeats = Repeats(quiet_s=30)
+
+    def warned(text: str, same_as: str | None = None) -> logging.LogRecord:
+        record = logging.LogRecord("nemo_gym.x", logging.WARNING, __file__, 1, text, None, None)
+        return logging.makeLogRecord({**record.__dict__, **({} if same_as is None else {SAME_AS: same_as})})
+
+    assert repeats.remark_on(warned("refused")) == ""
+    assert [repeats.remark_on(warned("refused")) for _ in range(37)] == [None] * 37
+    assert repeats.remark_on(warned("lost")) == ""
+    now_s = 31.0
+    assert repeats.remark_on(warned("refused")) == " (… 37 more like this)"
+    assert repeats.remark_on(warned("try 1", "tries")) == ""
+    assert repeats.remark_on(warned("try 2", "tries")) is None
+    assert repeats.rest() == ["… 1 more like this: try 1"]
+    assert repeats.rest() == []
+
+
+def test_what_was_counted_is_told_when_the_process_ends() -> None:
+    program = (
+        "import logging; from nemo_gym.log import setup_logging; setup_logging(); "
+        "[logging.getLogger('nemo_gym.x').warning('refused') for _ in range(5)]"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stderr.splitlines() == ["Warning: refused", "Warning: … 4 more like this: refused"]
+
+
+def test_a_command_that_is_run_again_warns_again(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        setup_logging()
+        logging.getLogger("nemo_gym.x").warning("look out")
+
+    assert capsys.readouterr().err.splitlines() == ["Warning: look out"] * 2

@@ -295,7 +295,7 @@ def test_a_malformed_line_is_an_error_that_names_file_and_line() -> None:
 
 
 def test_a_missing_input_is_an_error_that_names_file_and_option() -> None:
-    with pytest.raises(ConfigPathNotFoundError, match=r"in\.jsonl.*--input") as raised:
+    with pytest.raises(ConfigPathNotFoundError, match=r"\+input_jsonl_fpath=in\.jsonl") as raised:
         preprocess()
 
     assert isinstance(raised.value, FileNotFoundError)

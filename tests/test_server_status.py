@@ -10,7 +10,7 @@ import pytest
 
 from nemo_gym.cli.commands.status import main
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.schemas.server_instance import ServerInstanceDisplayConfig
+from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
 from nemo_gym.server_status import StatusCommand, format_uptime
 
 Serve = Callable[..., str]

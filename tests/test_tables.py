@@ -37,3 +37,24 @@ def test_a_table_on_a_terminal_is_folded_to_its_width(monkeypatch: pytest.Monkey
     os.close(reader)
 
     assert len(lines) > 3
+
+
+def test_a_list_that_is_too_wide_for_a_terminal_keeps_its_names_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "a_folder_with_a_long_name/and_a_longer_one_in_it"
+    reader, writer = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "60")
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        table = new_table("Name", "Domain", "Description", "Needs")
+        table.add_row(name, "math", "a sentence that goes on and on " * 4, "a key")
+        table.add_row("short", "", "brief", "")
+        print_table(table, described_by="Description")
+        terminal.flush()
+        lines = os.read(reader, 65_536).decode().splitlines()
+    os.close(reader)
+
+    assert lines[0] == name
+    assert lines[1].startswith("    a sentence that")
+    assert "    domain: math; needs: a key" in lines
+    assert lines[-2:] == ["short", "    brief"]
+    assert max(map(len, lines)) <= 60

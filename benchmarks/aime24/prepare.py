@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.data.benchmark_rows import source_rows, write_benchmark
+from nemo_gym.benchmarks import source_rows, write_benchmark
 
 OUTPUT = Path("benchmarks/aime24/data/aime24_benchmark.jsonl")
 REPOSITORY, SPLIT = "HuggingFaceH4/aime_2024", "train"

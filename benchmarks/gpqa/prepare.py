@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.data.benchmark_rows import shuffled_choices, source_rows, write_benchmark
+from nemo_gym.benchmarks import shuffled_choices, source_rows, write_benchmark
 
 OUTPUT = Path("benchmarks/gpqa/data/gpqa_diamond_benchmark.jsonl")
 REPOSITORY, FILE = "Idavidrein/gpqa", "gpqa_diamond.csv"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.data.benchmark_rows import SourceRowsError, source_rows, write_benchmark
+from nemo_gym.benchmarks import SourceRowsError, source_rows, write_benchmark
 
 OUTPUT = Path("benchmarks/gsm8k/data/gsm8k_benchmark.jsonl")
 REPOSITORY, NAME, SPLIT = "openai/gsm8k", "main", "test"

@@ -5,7 +5,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from nemo_gym.data.benchmark_rows import SourceRowsError, choices, source_rows, write_benchmark
+from nemo_gym.benchmarks import SourceRowsError, choices, source_rows, write_benchmark
 
 OUTPUT = Path("benchmarks/mmlu_pro/data/mmlu_pro_benchmark.jsonl")
 REPOSITORY, SPLIT = "TIGER-Lab/MMLU-Pro", "test"

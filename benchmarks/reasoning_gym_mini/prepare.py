@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.data.benchmark_rows import write_benchmark
-from nemo_gym.errors import ConfigError
+from nemo_gym.benchmarks import write_benchmark
+from nemo_gym.config_types import ConfigError
 
 OUTPUT = Path("benchmarks/reasoning_gym_mini/data/reasoning_gym_mini_benchmark.jsonl")
 SEED = 20240717

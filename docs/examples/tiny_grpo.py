@@ -23,10 +23,9 @@ from tiny_policy import NumberLinePolicy, PolicyGeneration, Sampler, ToyTokenize
 from tiny_policy_server import MAX_MODEL_LEN, chat_app, serving
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_gym.rl.advantages import group_advantages, with_signal
 from nemo_gym.rl.environment import NemoGym
+from nemo_gym.rl.groups import group_advantages, prompt_groups, with_signal
 from nemo_gym.rl.interfaces import DatumSpec, EnvironmentReturn, PromptGroupRecord
-from nemo_gym.rl.prompt_groups import prompt_groups
 from nemo_gym.rl.rollout_manager import RolloutManager, RolloutRetryPolicy, RolloutTimeouts
 
 HERE = Path(__file__).resolve().parent

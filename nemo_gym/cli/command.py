@@ -8,34 +8,180 @@ logging, exit codes. The function itself gets typed arguments and returns nothin
 
 Exit codes: 0 ok, 1 a failed run, 2 the user's mistake, 130 Ctrl-C. A user's mistake is one message
 on stderr (`NEMO_GYM_DEBUG=1` adds the traceback); anything unexpected is a bug and keeps its traceback.
+
+The help page is made from the docstring of the command's `main` and the fields of its config class, so it needs no
+configuration and cannot disagree with what the command accepts. OmegaConf and Hydra's grammar are imported only
+when there is something to parse, with `cli.config`.
 """
 
 import functools
 import inspect
+import logging
 import os
+import re
+import select
+import shutil
 import sys
+import textwrap
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TextIO, TypeVar
 
 from pydantic import BaseModel
 
-from nemo_gym.cli.arguments import wants_help
-from nemo_gym.errors import ConfigError, GymError
+from nemo_gym.cli.entry import interruptible
+from nemo_gym.cli.registry import HELP_OPTIONS, all_options, shortcuts_of
+from nemo_gym.config.options import Option, meanings_of, options_of, validate_options
+from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.keys import NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
+from nemo_gym.log import setup_logging
+from nemo_gym.schemas.cli_config import Shortcuts
 from nemo_gym.terminal import harmless, print_traceback
 
 if TYPE_CHECKING:
-    from nemo_gym.global_config import GlobalConfigDictParserConfig
+    from omegaconf import DictConfig
 
+    from nemo_gym.global_config import FurtherChecks
+
+logger = logging.getLogger(__name__)
+
+_HELP_OPTION = re.compile(r"(\+\+|\+)?(h|help)=(true|yes|on|1)", re.IGNORECASE)
+_EXAMPLES = re.compile(r"^Examples?:[ \t]*$", re.MULTILINE)
+_FIXED_LINE = re.compile(r"^(\s|[-*] |\d+\. |```)", re.MULTILINE)
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-
 EXIT_FAILED_RUN = 1
 EXIT_USER_MISTAKE = 2
 EXIT_CTRL_C = 130
 EXIT_READER_GONE = 141
 """What shells show for a program whose reader went away, as in `ng_help | head -1`."""
+_MIN_WIDTH, _MAX_WIDTH = 40, 120
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether the help page is asked for, in any of its spellings."""
+    return any(argument in ("-h", "--help") or _HELP_OPTION.fullmatch(argument) for argument in arguments)
+
+
+def whole_config() -> "DictConfig":
+    """The configuration of this process, all of it: what a command needs to know beside its own options."""
+    from nemo_gym.global_config import get_global_config_dict
+
+    return get_global_config_dict()
+
+
+def config_of_this_process() -> Mapping[str, Any] | None:
+    """The configuration this process already has, if any."""
+    module = sys.modules.get("nemo_gym.global_config")
+    config: Mapping[str, Any] | None = getattr(module, "_GLOBAL_CONFIG_DICT", None)
+    return config
+
+
+def page_width() -> int:
+    """The terminal's width, within what can be read comfortably."""
+    return max(_MIN_WIDTH, min(_MAX_WIDTH, shutil.get_terminal_size().columns))
+
+
+def is_styled(stream: TextIO) -> bool:
+    """Whether headings may be set in bold: on a terminal that can, unless `NO_COLOR` is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def heading(text: str, *, styled: bool) -> str:
+    """A line that stands out where the terminal can show it."""
+    return f"\033[1m{text}\033[0m" if styled else text
+
+
+def help_page(
+    program: str,
+    doc: str | None,
+    config_class: type[BaseModel],
+    *,
+    reads_config: bool = True,
+    width: int = 80,
+    styled: bool = False,
+) -> str:
+    """The whole page, required options first.
+
+    Examples are what follows the line `Examples:` in `doc` or in the class's docstring.
+    """
+    description, examples = _split_doc(doc)
+    if not examples:
+        examples = _split_doc(config_class.__doc__)[1]
+    options = sorted(options_of(config_class), key=lambda option: option.default is not None)
+    usage = _usage(program, options, open_ended=reads_config)
+    options += shortcuts_of(config_class)
+    parts = [_filled(usage, width, " " * len("Usage: ")), _rewrapped(description, width)]
+    if examples:
+        parts.append(f"{heading('Examples:', styled=styled)}\n{textwrap.indent(examples, '  ')}")
+    if options:
+        meanings = meanings_of(Shortcuts) | meanings_of(config_class)
+        listed = "\n".join(_option_lines(option, meanings.get(option.field, ""), width) for option in options)
+        parts.append(f"{heading('Options:', styled=styled)}\n{listed}")
+    else:
+        parts.append("This command has no options of its own.")
+    parts.append(_rewrapped(_closing(program, reads_config=reads_config), width))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def print_help(program: str, doc: str | None, config_class: type[BaseModel], *, reads_config: bool = True) -> NoReturn:
+    """Print the page as this terminal can show it, and exit."""
+    page = help_page(
+        program, doc, config_class, reads_config=reads_config, width=page_width(), styled=is_styled(sys.stdout)
+    )
+    print(page, end="", flush=True)
+    raise SystemExit(0)
+
+
+def show_help_of(config_class: type[BaseModel]) -> NoReturn:
+    """The page of arguments that a program reads by itself, without a command of ours."""
+    print(f"Displaying help for {config_class.__name__}")
+    print_help(Path(sys.argv[0]).name, vars(config_class).get("__doc__"), config_class)
+
+
+def _split_doc(doc: str | None) -> tuple[str, str]:
+    description, *rest = _EXAMPLES.split(cleandoc(doc or ""), maxsplit=1)
+    return description.strip(), textwrap.dedent(rest[0]).strip("\n").rstrip() if rest else ""
+
+
+def _usage(program: str, options: list[Option], *, open_ended: bool) -> str:
+    required = [f"+{option.name}=<{option.expects}>" for option in options if option.default is None]
+    more = open_ended or len(options) > len(required)
+    return " ".join(["Usage:", program, *required, *(["[+option=value ...]"] if more else [])])
+
+
+def _filled(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _rewrapped(text: str, width: int) -> str:
+    """Paragraphs filled to `width`; lists and indented blocks keep their lines."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return "\n\n".join(
+        paragraph if _FIXED_LINE.search(paragraph) else _filled(paragraph, width) for paragraph in paragraphs
+    )
+
+
+def _option_lines(option: Option, meaning: str, width: int) -> str:
+    state = "[required]" if option.default is None else f"[default: {option.default}]"
+    lines = [f"  +{option.name}=<{option.expects}>  {state}"]
+    if meaning:
+        indent = " " * 6
+        lines.append(textwrap.fill(meaning, width, initial_indent=indent, subsequent_indent=indent))
+    return "\n".join(lines)
+
+
+def _closing(program: str, *, reads_config: bool) -> str:
+    prefix = "nemo_gym_" if program.startswith("nemo_gym_") else "ng_"
+    listing = f"{prefix}help lists every command."
+    if not reads_config:
+        return listing
+    return (
+        'Config files are given as "+config_paths=[first.yaml,second.yaml]"; any key in them can be set like an '
+        f"option, +key.inner=value, or removed, ~key.\n\n{listing}"
+    )
 
 
 @dataclass(frozen=True)
@@ -50,8 +196,12 @@ class Loading:
     """Probe no port and look up no host name."""
     reads_config: bool = True
     """False for commands that depend on nothing but their options: no file is read."""
-    parse: "Callable[[GlobalConfigDictParserConfig], Mapping[str, Any]] | None" = None
-    """Parses in place of `set_global_config_dict`; a configuration handed over by a launcher is then left aside."""
+    starts_servers: bool = False
+    """Whether it starts the configured servers, or answers for whoever will."""
+    takes_over: bool = True
+    """False leaves aside a configuration that a launcher hands over."""
+    further_checks: "FurtherChecks | None" = None
+    """What else is to be checked while the configuration is read."""
 
 
 def command(
@@ -62,7 +212,9 @@ def command(
     initial: Mapping[str, Any] | None = None,
     offline: bool = False,
     reads_config: bool = True,
-    parse: "Callable[[GlobalConfigDictParserConfig], Mapping[str, Any]] | None" = None,
+    starts_servers: bool = False,
+    takes_over: bool = True,
+    further_checks: "FurtherChecks | None" = None,
 ) -> Callable[[Callable[[ConfigT], Any]], "Command[ConfigT]"]:
     """Make `main(config)`, plain or async, a command with the options of `config_class`.
 
@@ -70,7 +222,7 @@ def command(
     command does and its examples from the docstring of `main`. `name` is the script's name when it is not `ng_`
     and the name of the module; everything else is explained at `Loading`.
     """
-    loading = Loading(needs_model, initial, offline, reads_config, parse)
+    loading = Loading(needs_model, initial, offline, reads_config, starts_servers, takes_over, further_checks)
 
     def wrap(main: Callable[[ConfigT], Any]) -> Command[ConfigT]:
         return Command(main, config_class, name or f"ng_{main.__module__.rpartition('.')[2]}", loading)
@@ -117,18 +269,7 @@ class Command(Generic[ConfigT]):
 
     def show_help(self) -> NoReturn:
         """Print the help page and exit."""
-        from nemo_gym.cli.help import help_page, is_styled, page_width
-
-        page = help_page(
-            self.program,
-            self.main.__doc__,
-            self.config_class,
-            reads_config=self.loading.reads_config,
-            width=page_width(),
-            styled=is_styled(sys.stdout),
-        )
-        print(page, end="")
-        raise SystemExit(0)
+        print_help(self.program, self.main.__doc__, self.config_class, reads_config=self.loading.reads_config)
 
     @property
     def program(self) -> str:
@@ -152,34 +293,49 @@ class Command(Generic[ConfigT]):
         arguments = sys.argv[1:] if given is None else given
         if wants_help(arguments):
             self.show_help()
-
-        from nemo_gym.cli.loading import config_of_this_process, load_config
-        from nemo_gym.cli.registry import HELP_OPTIONS
-        from nemo_gym.cli.validation import validate_options
-        from nemo_gym.log import setup_logging
-
         setup_logging()
         config = config_of_this_process() if given is None else None
         if config is None:
-            config = load_config(arguments, self.config_class, self.loading)
+            config = self._load_config(arguments)
         if any(config.get(option) for option in HELP_OPTIONS):
             self.show_help()
         setup_logging(verbose=bool(config.get(VERBOSE_KEY_NAME)))
-        result = self._call_main(validate_options(self.config_class, config, self.program))
+        with interruptible:
+            result = self._call_main(self._options_in(config, arguments))
         return result if type(result) is int else 0
+
+    def _options_in(self, config: Mapping[str, Any], arguments: Sequence[str]) -> ConfigT:
+        try:
+            return validate_options(self.config_class, config, self.program)
+        except ConfigError as error:
+            own = {name for option in options_of(self.config_class) for name in option.names}
+            others = {name for option in all_options() for name in option.names} - own
+            unread = [f"+{name}" for name in map(_name_in, arguments) if name in others]
+            if not unread:
+                raise
+            raise ConfigError(f"{error} It does not read {listed(dict.fromkeys(unread))}.") from error
+
+    def _load_config(self, arguments: Sequence[str]) -> Mapping[str, Any]:
+        if not arguments and not self.loading.reads_config:
+            return {}
+        from nemo_gym.cli.config import load_config
+
+        return load_config(arguments, self.config_class, self.loading)
 
     def _call_main(self, config: ConfigT) -> Any:
         if not inspect.iscoroutinefunction(self.main):
             return self.main(config)
-        from nemo_gym import event_loop
+        from nemo_gym import runtime
 
-        return event_loop.run(self.main(config))
+        return runtime.run(self.main(config))
+
+
+def _name_in(argument: str) -> str:
+    return argument.lstrip("+").partition("=")[0].partition(".")[0]
 
 
 def _report(error: GymError, exit_code: int) -> int:
     if os.environ.get(NEMO_GYM_DEBUG_ENV_VAR_NAME, "0") not in ("", "0", "false"):
-        import traceback
-
         print(harmless("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     print(harmless(f"Error: {error}"), file=sys.stderr)
     return exit_code
@@ -187,8 +343,6 @@ def _report(error: GymError, exit_code: int) -> int:
 
 def _reader_is_gone() -> bool:
     """Whether whoever read our stdout has closed it; if so, nothing more is written there."""
-    import select
-
     try:
         descriptor = sys.stdout.fileno()
     except OSError:

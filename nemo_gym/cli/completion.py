@@ -7,12 +7,13 @@ which answers one candidate per line. It must answer at once, so nothing here lo
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from nemo_gym.cli.options import Option, options_of
-from nemo_gym.cli.registry import HELP, config_class_of, find_command
-from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, SERVER_TYPES
+from nemo_gym.cli.registry import HELP, config_class_of, find_command, shortcuts_of
+from nemo_gym.config.components import KINDS, agent_names, benchmark_configs, environment_configs, server_configs
+from nemo_gym.config.options import Option, options_of
+from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MODELS_TYPE, SERVER_TYPES
 from nemo_gym.paths import component_search_roots
 
 _COMPONENT_CONFIGS = (*(f"{server_type}/*/configs/*.yaml" for server_type in SERVER_TYPES), "benchmarks/**/*.yaml")
@@ -21,6 +22,18 @@ _UNTYPABLE = frozenset(" \t\n\"'\\,[]{}()$&|;<>*?`!")
 """A file whose name has one of these would need quoting that differs by shell and place."""
 
 _MAX_LONE_FOLDERS = 10
+_NAMES_OF: Mapping[str, Callable[[], Iterable[str]]] = {
+    "agent_name": agent_names,
+    "benchmark": benchmark_configs,
+    "environment": environment_configs,
+    "model": lambda: [*(_begun(name) for name in KINDS), *server_configs(MODELS_TYPE)],
+}
+"""Options whose values are names of components."""
+
+
+def _begun(kind: str) -> str:
+    """What stands in front of a model's name or URL; some kinds can do without."""
+    return kind if KINDS[kind].shape.startswith(f"{kind} ") else f"{kind}:"
 
 
 def current_word(line: str) -> str:
@@ -70,7 +83,7 @@ def _names(script: str, mark: str, typed: str) -> Iterator[str]:
 def _options(script: str) -> list[Option]:
     info = find_command(Path(script).name)
     config_class = config_class_of(info) if info else None
-    return options_of(config_class) if config_class else []
+    return [*options_of(config_class), *shortcuts_of(config_class)] if config_class else []
 
 
 def _config_lists(typed: str) -> Iterator[str]:
@@ -120,6 +133,8 @@ def _values(script: str, name: str, typed: str) -> Iterator[str]:
             yield from (choice for choice in option.choices if choice.startswith(typed))
             if option.is_path:
                 yield from _files(typed)
+            if option.name in _NAMES_OF:
+                yield from (found for found in _NAMES_OF[option.name]() if found.startswith(typed))
 
 
 def _files(typed: str) -> Iterator[str]:
@@ -148,36 +163,6 @@ def answer(shell: str, script: str, line: str, replaced: str) -> list[str]:
         return whole
     kept = len(word) - len(current_word(replaced))
     return [candidate[kept:] for candidate in whole]
-
-
-_SCRIPTS = {
-    "bash": """\
-_nemo_gym_complete() {{
-    local candidate
-    COMPREPLY=()
-    while IFS= read -r candidate; do
-        COMPREPLY+=("$candidate")
-    done < <({python} -P -m nemo_gym.cli.completion bash "$1" "${{COMP_LINE:0:COMP_POINT}}" "$2" 2>/dev/null)
-}}
-complete -o nospace -F _nemo_gym_complete {scripts}
-""",
-    "zsh": """\
-(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
-_nemo_gym_complete() {{
-    local -a candidates
-    candidates=("${{(@f)$({python} -P -m nemo_gym.cli.completion zsh "$words[1]" "${{(Q)PREFIX}}" "" 2>/dev/null)}}")
-    [[ -n "$candidates" ]] && compadd -U -Q -S '' -a candidates
-}}
-compdef _nemo_gym_complete {scripts}
-""",
-}
-
-
-def shell_script(shell: str, scripts: Sequence[str]) -> str:
-    """A script that teaches `shell` to complete the options of `scripts`."""
-    import shlex
-
-    return _SCRIPTS[shell].format(python=shlex.quote(sys.executable), scripts=" ".join(scripts))
 
 
 if __name__ == "__main__":

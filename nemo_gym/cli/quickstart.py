@@ -4,12 +4,13 @@
 """
 
 import sys
+from pathlib import Path
 
-from nemo_gym import event_loop
-from nemo_gym.cli.results import print_summary
-from nemo_gym.cli.run_helper import RunHelper
+from nemo_gym import runtime
+from nemo_gym.cli.show import print_summary
 from nemo_gym.errors import GymError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, OmegaConf
+from nemo_gym.launch.run_helper import RunHelper
 from nemo_gym.log import setup_logging
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 from nemo_gym.terminal import harmless
@@ -35,7 +36,7 @@ def main() -> int:
     try:
         helper.start(GlobalConfigDictParserConfig(initial_global_config_dict=base, skip_load_from_dotenv=True))
         try:
-            summary = event_loop.run(RolloutCollectionHelper().collect(RolloutCollectionConfig.model_validate(COLLECT)))
+            summary = runtime.run(RolloutCollectionHelper().collect(RolloutCollectionConfig.model_validate(COLLECT)))
         finally:
             helper.shutdown()
     except GymError as error:
@@ -50,11 +51,11 @@ def _next_steps() -> str:
     options = " ".join(f"+{name}={value}" for name, value in COLLECT.items())
     return f"""
 Next, the same in two steps (activate the environment first: source .venv/bin/activate):
-  ng_run "+config_paths=[{",".join(CONFIGS)}]"
+  ng_run +environment={Path(ENVIRONMENT).name} +model=scripted
   ng_collect_rollouts {options}          # in another terminal
 
-With a model of your own, put policy_base_url, policy_api_key and policy_model_name into env.yaml and use
-responses_api_models/openai_model/configs/openai_model.yaml in place of the scripted model.
+With a model of your own: +model=openai:<name> (the key is OPENAI_API_KEY), or +model=vllm:http://<host>:8000/v1#<name>.
+ng_list_environments and ng_list_benchmarks say what else there is to try.
 """
 
 

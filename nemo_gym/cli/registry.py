@@ -1,10 +1,10 @@
 """Every command, in one table: its group, what it does, and the class that describes its options.
 
 To add a command `ng_<name>`: write `nemo_gym/cli/commands/<name>.py`, give it two lines in
-`[project.scripts]` and one line in `COMMANDS`, then install again. The line may come first: as
-long as the module of its config class does not exist, it counts for nothing. That module is
-imported by every command (for the options all commands know) and by completion, so it imports
-pydantic and light modules of this package only.
+`[project.scripts]` (`nemo_gym.cli.entry` finds its `main`) and one line in `COMMANDS`, then install
+again. The line may come first: as long as the module of its config class does not exist, it
+counts for nothing. That module is imported by every command (for the options all commands know)
+and by completion, so it imports pydantic and light modules of this package only.
 
 `ng_help`, the check for unknown options, the set of text options and completion follow from here.
 """
@@ -15,8 +15,9 @@ from importlib import import_module
 
 from pydantic import BaseModel
 
-from nemo_gym.cli.options import Option, options_of
+from nemo_gym.config.options import Option, options_of
 from nemo_gym.keys import WELL_KNOWN_TEXT_KEYS
+from nemo_gym.schemas.cli_config import Shortcuts
 
 SERVERS = "Servers"
 ROLLOUTS = "Rollouts"
@@ -51,47 +52,79 @@ class CommandInfo:
 
 _OWN = "nemo_gym.schemas.cli_config"
 _DATA = "nemo_gym.schemas.data_config"
-_TRANSFER = "nemo_gym.schemas.dataset_transfer"
-_AUTHORING = "nemo_gym.schemas.authoring_config"
+_TRANSFER = "nemo_gym.schemas.data_config"
+_AUTHORING = "nemo_gym.schemas.cli_config"
 
 COMMANDS = (
-    CommandInfo("run", SERVERS, "Start the servers of a configuration", "nemo_gym.schemas.run_config:RunConfig"),
-    CommandInfo("status", SERVERS, "List the running servers", "nemo_gym.schemas.run_config:StatusConfig"),
+    CommandInfo("run", SERVERS, "Start the servers of a configuration", "nemo_gym.schemas.cli_config:RunConfig"),
+    CommandInfo("status", SERVERS, "List the running servers and runs", "nemo_gym.schemas.cli_config:StatusConfig"),
     CommandInfo(
         "collect_rollouts",
         ROLLOUTS,
         "Collect rollouts from running servers",
-        "nemo_gym.rollouts.config:RolloutCollectionConfig",
+        "nemo_gym.runs.options:RolloutCollectionConfig",
     ),
     CommandInfo(
         "e2e_collect_rollouts",
         ROLLOUTS,
         "Prepare data, start servers, collect rollouts, stop: in one command",
-        "nemo_gym.rollouts.config:E2ERolloutCollectionConfig",
+        "nemo_gym.runs.options:E2ERolloutCollectionConfig",
+    ),
+    CommandInfo("control", ROLLOUTS, "Ask and steer a run while it is made", f"{_OWN}:ControlConfig"),
+    CommandInfo("attach", ROLLOUTS, "Show how a run is doing that goes on elsewhere", f"{_OWN}:AttachConfig"),
+    CommandInfo(
+        "reverify",
+        ROLLOUTS,
+        "Score stored rollouts again, without agents or models; say what changed",
+        "nemo_gym.runs.options.reverify:RolloutReverificationConfig",
     ),
     CommandInfo(
         "aggregate_rollouts",
         ROLLOUTS,
         "Combine rollout files and compute their metrics",
-        "nemo_gym.rollouts.config:RolloutAggregationConfig",
+        "nemo_gym.runs.options:RolloutAggregationConfig",
     ),
     CommandInfo(
         "slurm",
         ROLLOUTS,
         "Write the Slurm jobs that collect rollouts in shards",
-        "nemo_gym.schemas.slurm_config:SlurmConfig",
+        "nemo_gym.executors.options:SlurmConfig",
     ),
     CommandInfo(
         "reward_profile",
         ROLLOUTS,
         "Profile rollouts task by task; choose tasks by difficulty",
-        "nemo_gym.schemas.reward_profile_config:RewardProfileConfig",
+        "nemo_gym.schemas.cli_config:RewardProfileConfig",
+    ),
+    CommandInfo(
+        "check_rollouts",
+        ROLLOUTS,
+        "Look for odd rollouts: empty, cut off, in loops, refused, wrongly rewarded; a gate for CI",
+        "nemo_gym.schemas.cli_config:CheckRolloutsConfig",
+    ),
+    CommandInfo(
+        "view",
+        ROLLOUTS,
+        "Show runs and rollouts in a browser, or as one file",
+        "nemo_gym.schemas.cli_config:ViewConfig",
+    ),
+    CommandInfo(
+        "compare",
+        ROLLOUTS,
+        "Compare runs task by task: which is better, by how much, how surely; a gate for CI",
+        "nemo_gym.compare.options:CompareConfig",
     ),
     CommandInfo(
         "export",
         ROLLOUTS,
         "Make a training data set (SFT, DPO, chats) of rollouts",
-        "nemo_gym.schemas.export_config:ExportConfig",
+        "nemo_gym.schemas.cli_config:ExportConfig",
+    ),
+    CommandInfo(
+        "recordings",
+        ROLLOUTS,
+        "List, check and prune recorded model calls",
+        "nemo_gym.schemas.cli_config:RecordingsConfig",
     ),
     CommandInfo("prepare_data", DATA, "Check, measure and collate data sets", f"{_DATA}:TrainDataProcessorConfig"),
     CommandInfo(
@@ -101,6 +134,9 @@ COMMANDS = (
         "nemo_gym.prompt:MaterializePromptsConfig",
     ),
     CommandInfo("list_benchmarks", DATA, "List the benchmarks there are", f"{_DATA}:ListBenchmarksConfig"),
+    CommandInfo("list_environments", DATA, "List the environments there are", f"{_OWN}:ListConfig"),
+    CommandInfo("list_models", DATA, "List the model servers there are", f"{_OWN}:ListConfig"),
+    CommandInfo("list_agents", DATA, "List the agents there are", f"{_OWN}:ListConfig"),
     CommandInfo("prepare_benchmark", DATA, "Make the data of benchmarks", f"{_DATA}:PrepareBenchmarkConfig"),
     CommandInfo(
         "download_dataset_from_hf",
@@ -165,6 +201,12 @@ def all_options() -> Iterator[Option]:
         config_class = config_class_of(info)
         if config_class is not None:
             yield from options_of(config_class)
+
+
+def shortcuts_of(config_class: type[BaseModel]) -> list[Option]:
+    """The short ways that a command takes beside its options."""
+    taken = getattr(config_class, "shortcuts", ())
+    return [option for option in options_of(Shortcuts) if option.name in taken]
 
 
 def known_options(own: type[BaseModel]) -> frozenset[str]:

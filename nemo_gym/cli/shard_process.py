@@ -9,22 +9,26 @@ import os
 import sys
 
 from nemo_gym.cli.command import Command, Loading
-from nemo_gym.cli.e2e import collect_with_servers
-from nemo_gym.distributed.channel import Channel, SteeredCollector
+from nemo_gym.executors.shard import Channel, SteeredCollector
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME
-from nemo_gym.open_files import raise_open_file_limit
-from nemo_gym.rollouts.config import RolloutCollectionConfig
+from nemo_gym.launch.end_to_end import collect_with_servers
+from nemo_gym.launch.run_helper import RunHelper
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runtime import raise_open_file_limit
 
 
 def main() -> None:
     """Run the shard that the command line describes."""
     channel = Channel.over_stdio()
 
+    def started(servers: RunHelper) -> None:
+        channel.share_pace = servers.share_pace
+
     def collect(config: RolloutCollectionConfig) -> int:
         raise_open_file_limit()
         collector = SteeredCollector(channel=channel, concurrency=config.concurrency)
-        summary = collect_with_servers(config, get_global_config_dict(), sys.argv, collector)
+        summary = collect_with_servers(config, get_global_config_dict(), sys.argv, collector, started)
         if summary is None:
             return 0
         channel.send({"summary": summary.as_json()})

@@ -3,11 +3,17 @@
 It travels in a file only its owner can read, named by an environment variable: nothing is
 limited in size and nothing secret stands on a command line or in an environment. Launchers
 other than ours may put the whole config into `NEMO_GYM_CONFIG_DICT`; that is always accepted.
+
+Who wrote such a file keeps it locked until it removes it. A file that nobody has locked any more is what a process left
+that was killed before it could remove it; whoever writes the next one removes that, too.
 """
 
 import atexit
+import contextlib
+import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +21,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gym.config.files import load_yaml, parse_yaml
 from nemo_gym.config.interpolations import to_config
 from nemo_gym.config.secrets import holds_secret
-from nemo_gym.config.yaml_text import load_yaml, parse_yaml
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import (
     NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME,
@@ -27,21 +33,75 @@ from nemo_gym.keys import (
 
 INLINE_LIMIT_BYTES = 64 * 1024
 
+_PREFIX, _SUFFIX = "nemo_gym_config_held_", ".yaml"
+_HELD: dict[Path, tuple[int, int]] = {}
+"""The files that this process wrote: the descriptor that holds the lock, and the process that wrote it."""
+
 
 def write_config_file(config: DictConfig) -> Path:
     """Write `config`, interpolations unresolved, to a 0600 file that is removed when this process exits."""
-    descriptor, name = tempfile.mkstemp(prefix="nemo_gym_config_", suffix=".yaml")  # mkstemp creates it 0600
-    path = Path(name)
-    atexit.register(_remove, path, os.getpid())
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    remove_abandoned_files(Path(tempfile.gettempdir()))
+    descriptor, path = _new_locked_file()
+    if not _HELD:
+        atexit.register(_remove_all)
+    _HELD[path] = descriptor, os.getpid()
+    with os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) as file:
         file.write(OmegaConf.to_yaml(config))
     return path
 
 
-def _remove(path: Path, owner: int) -> None:
-    """Remove the file in the process that wrote it: a fork inherits its exit handlers too."""
-    if os.getpid() == owner:
-        path.unlink(missing_ok=True)
+def beside(config_file: Path) -> Path:
+    """A file in which the processes that were handed this config can keep what they have in common; it goes with it."""
+    return config_file.with_suffix(".pace")
+
+
+def remove_config_file(path: Path) -> None:
+    """Remove what `write_config_file` wrote, in the process that did: a fork inherits its exit handlers too."""
+    descriptor, owner = _HELD.get(path, (-1, os.getpid()))
+    if owner != os.getpid():
+        return
+    path.unlink(missing_ok=True)
+    beside(path).unlink(missing_ok=True)
+    if _HELD.pop(path, None) is not None:
+        os.close(descriptor)
+
+
+def remove_abandoned_files(folder: Path) -> None:
+    """Remove the files of this user in `folder` whose writers were killed; never one that is in use."""
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(folder) if name.startswith(_PREFIX) and name.endswith(_SUFFIX)]  # noqa: PTH208
+        for name in names:
+            with contextlib.suppress(OSError):  # in use, somebody else's, or gone since
+                _remove_if_abandoned(folder / name)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(found, path.lstat()):
+            path.unlink()
+            beside(path).unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _new_locked_file() -> tuple[int, Path]:
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX)  # mkstemp creates it 0600
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody else can lock it either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, Path(name)
+        os.close(descriptor)  # taken for abandoned before it was locked
+
+
+def _remove_all() -> None:
+    for path in list(_HELD):
+        remove_config_file(path)
 
 
 def child_environment(

@@ -1,7 +1,7 @@
 """`${...}` in a configuration: what it names, what it stands for, and why it may stand for nothing."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,8 +19,8 @@ _REFERENCE = re.compile(
     (?=\s*[,}$])""",
     re.VERBOSE,
 )
-_MISSING_KEY = re.compile(r"Interpolation key '(?P<key>.+)' not found")
-_MISSING_VARIABLE = re.compile(r"Environment variable '(?P<name>.+)' not found")
+_MISSING_KEY = re.compile(r"Interpolation key '(?P<key>[^'\n]+)' not found")
+_MISSING_VARIABLE = re.compile(r"Environment variable '(?P<name>[^'\n]+)' not found")
 _PLACES_SHOWN = 3
 
 
@@ -69,13 +69,17 @@ class Resolved:
     """Top-level names with a value somewhere below that is missing or could not be resolved."""
 
 
-def resolve(config: DictConfig, tree: Tree) -> Resolved:
-    """Resolve `config`, whose plain data is `tree`; what cannot be resolved stays as it is written."""
+def resolve(config: DictConfig, tree: Tree, *, unused: Collection[str] = ()) -> Resolved:
+    """Resolve `config`, whose plain data is `tree`; what cannot be resolved stays as it is written.
+
+    Below the top-level names in `unused` an environment variable may be unset: nobody will read what needs it.
+    """
     resolver = _Resolver()
     resolved: Tree = {}
     unsettled: set[str] = set()
     for name, value in tree.items():
         before = resolver.unsettled
+        resolver.is_used = name not in unused
         resolved[name] = resolver.value(config, tree, name, value, "")
         if resolver.unsettled > before:
             unsettled.add(name)
@@ -85,6 +89,7 @@ def resolve(config: DictConfig, tree: Tree) -> Resolved:
 class _Resolver:
     def __init__(self) -> None:
         self.unsettled = 0
+        self.is_used = True
         self._failures: list[tuple[str, str, OmegaConfBaseException]] = []
 
     def _resolve(self, live: DictConfig | ListConfig, node: Any, path: str) -> Any:
@@ -106,6 +111,8 @@ class _Resolver:
                 return self._resolve(stands_for, value, here)
             return OmegaConf.to_container(stands_for, resolve=True) if OmegaConf.is_config(stands_for) else stands_for
         except OmegaConfBaseException as error:
+            if not self.is_used and _MISSING_VARIABLE.search(str(error)):
+                return value
             self.unsettled += 1
             self._failures.append((here, value, error))
             return value

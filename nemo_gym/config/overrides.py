@@ -128,6 +128,8 @@ def _without_secret(argument: str, key: str, text: str | None) -> str:
 
 
 def _cannot_read(shown: str, mark: str | None, key: str, text: str, error: _RejectedError) -> str:
+    if any(text.count(opening) != text.count(closing) for opening, closing in ("[]", "{}")) and text[:1] in ("[", "{"):
+        return f"cannot read the value in {shown!r}: its brackets are not closed, or not opened"
     readable = "<value>" if shown.endswith(MASK) else text
     option, quoted = f"{mark or ''}{key}", readable.replace("\\", "\\\\").replace('"', '\\"')
     as_text, as_list = shlex.quote(f'{option}="{quoted}"'), shlex.quote(f"{option}=[{readable}]")

@@ -1,4 +1,4 @@
-"""Configurations as plain dicts and lists: paths into them, laying one over another, changing them.
+"""Configurations as plain dicts and lists: walking them, paths into them, laying one over another, changing them.
 
 Everything up to the finished config happens on plain data, because OmegaConf costs a hundred times
 as much per value. `${...}` stays text here.
@@ -7,7 +7,7 @@ as much per value. `${...}` stays text here.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from nemo_gym.keys import COPY_KEY_NAME, INHERIT_FROM_KEY_NAME, MISSING
 
@@ -18,7 +18,7 @@ ABSENT: Final = object()
 
 _PART = re.compile(r"[^.\[\]]+")
 _WHOLE_REFERENCE = re.compile(
-    r"\s*\$\{\s*(?:(?P<directive>inherit_from|copy)\s*:)?\s*(?P<path>[^\s.:${}][^:${}]*?)\s*\}\s*"
+    r"\s*+\$\{\s*+(?:(?P<directive>inherit_from|copy)\s*+:\s*+)?(?P<path>[^\s.:${}](?:[^:${}]*[^\s:${}])?)\s*+\}\s*+"
 )
 
 
@@ -42,14 +42,28 @@ def children(node: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(node)
 
 
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single value below `node` with its path."""
+class Place(NamedTuple):
+    """One value of a configuration, and where it stands."""
+
+    path: str
+    """As people write it: `a.b[0]`."""
+    keys: tuple[Any, ...]
+    """The keys and positions that lead there."""
+    value: Any
+
+
+def walk(node: Any, path: str = "", keys: tuple[Any, ...] = ()) -> Iterator[Place]:
+    """Everything below `node`, in its order: a mapping or a list first, then what it holds."""
     for key, value in children(node):
-        here = child_path(path, node, key)
+        place = Place(child_path(path, node, key), (*keys, key), value)
+        yield place
         if isinstance(value, Mapping | list):
-            yield from leaves(value, here)
-        else:
-            yield here, value
+            yield from walk(value, place.path, place.keys)
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Every single value below `tree` with its path."""
+    return ((place.path, place.value) for place in walk(tree) if not isinstance(place.value, Mapping | list))
 
 
 def key_for(node: Any, part: str) -> Any:
@@ -72,6 +86,16 @@ def value_at(tree: Any, path: str) -> Any:
             return ABSENT
         node = node[key]
     return node
+
+
+def has_path(tree: Any, keys: Sequence[Any]) -> bool:
+    """Whether something stands where `keys`, positions in lists as numbers or text, lead."""
+    for key in keys:
+        found = key_for(tree, str(key))
+        if found is ABSENT:
+            return False
+        tree = tree[found]
+    return True
 
 
 def as_block(reference: str) -> Tree | None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import listed
@@ -12,19 +12,13 @@ from nemo_gym.keys import AGENTS_TYPE
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.prompt import PromptConfig, load_prompt_or_explain
 from nemo_gym.row_files import stem_of
-from nemo_gym.schemas.data_config import DataMode
+from nemo_gym.schemas.data_config import DataType
 from nemo_gym.schemas.datasets import BenchmarkDatasetConfig, DatasetConfig
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 
 logger = logging.getLogger(__name__)
 
 AnyDataset = DatasetConfig | BenchmarkDatasetConfig
-DataType = Literal["train", "validation", "benchmark", "example"]
-
-TYPES_OF_MODE: dict[DataMode, tuple[DataType, ...]] = {
-    "train_preparation": ("train", "validation", "benchmark"),
-    "example_validation": ("example",),
-}
 
 
 @dataclass(frozen=True)

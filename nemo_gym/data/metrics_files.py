@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nemo_gym.errors import ConfigError, listed
-from nemo_gym.jsonl import write_aside
+from nemo_gym.paths import NotAFolderError, make_folder, write_aside
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class CannotWriteError(ConfigError, OSError):
 def writing_to(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends well; missing folders are made."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with write_aside(path) as file:
             yield file
     except OSError as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError) and not isinstance(error, NotAFolderError):
             raise
         raise CannotWriteError(f"cannot write {path}: {error.strerror or error}") from error
 

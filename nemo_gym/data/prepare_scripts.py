@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.keys import NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME
+from nemo_gym.log import setup_logging
 from nemo_gym.paths import candidates, component_search_roots, resolve_for_reading
 from nemo_gym.schemas.datasets import BenchmarkDatasetConfig
 
@@ -49,7 +51,13 @@ class Preparation:
 
     @property
     def script(self) -> Path:
-        """Where its script is, or would be."""
+        """Where its script is, or would be.
+
+        Raises:
+            PrepareConfigError: it has none.
+        """
+        if self.dataset.prepare_script is None:
+            raise PrepareConfigError(f"{self.dataset.name} has no prepare_script")
         return resolve_for_reading(self.dataset.prepare_script, Path.is_file)
 
     @property
@@ -116,12 +124,26 @@ def search_roots_on_path() -> Iterator[None]:
         sys.path[:] = before
 
 
-def _complaints(preparation: Preparation) -> Iterator[tuple[str, str]]:
-    script = preparation.script
-    if not script.is_file():
+def missing_script(preparation: Preparation) -> tuple[str, str] | None:
+    """What is the matter with a benchmark that has no script, and what to do; None when its script is there."""
+    if preparation.dataset.prepare_script is None:
+        rows = preparation.dataset.jsonl_fpath
+        looked = ", ".join(map(str, candidates(rows)))
+        return (
+            "without rows and without a `prepare_script` that makes them",
+            f"write {rows} (looked for {looked}), or name the script in its declaration",
+        )
+    if not preparation.script.is_file():
         looked = ", ".join(map(str, candidates(preparation.dataset.prepare_script)))
-        yield "missing a valid prepare script", f"{preparation.dataset.prepare_script} (looked for {looked})"
+        return "missing a valid prepare script", f"{preparation.dataset.prepare_script} (looked for {looked})"
+    return None
+
+
+def _complaints(preparation: Preparation) -> Iterator[tuple[str, str]]:
+    if (missing := missing_script(preparation)) is not None:
+        yield missing
         return
+    script = preparation.script
     try:
         with search_roots_on_path():
             function = _prepare_function(_load(script))
@@ -188,26 +210,25 @@ def _checked_output(preparation: Preparation, written: Path) -> Path:
 def _run_in_processes(preparations: Sequence[Preparation], processes: int) -> list[Path]:
     """A fresh process per script at most `processes` at a time; each gets the configuration of this one."""
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
 
-    from nemo_gym.config.handover import write_config_file
+    from nemo_gym.config.handover import remove_config_file, write_config_file
     from nemo_gym.global_config import maybe_get_global_config_dict
 
     config = maybe_get_global_config_dict()
     config_file = None if config is None else write_config_file(config)
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(processes, context, _take_over, (config_file, logger.getEffectiveLevel())) as pool:
+        with futures.ProcessPoolExecutor(
+            processes, context, _take_over, (config_file, logger.getEffectiveLevel())
+        ) as pool:
             return list(pool.map(run_script, preparations))
     finally:
         if config_file is not None:
-            config_file.unlink(missing_ok=True)
+            remove_config_file(config_file)
 
 
 def _take_over(config_file: Path | None, log_level: int) -> None:
     """Begin life as a worker."""
-    from nemo_gym.log import setup_logging
-
     setup_logging(verbose=log_level <= logging.DEBUG)
     if config_file is not None:
         os.environ[NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME] = str(config_file)

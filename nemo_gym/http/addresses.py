@@ -1,9 +1,22 @@
-"""Where the servers of a config are: looked up by name once, and again when the config changes.
+"""Where the servers of a config are, whether anything answers there, and whether that knows the run's token.
 
-Reading an address out of OmegaConf takes longer than many a call, so it is remembered together with
-the nodes it came from; a replaced config, a replaced instance and a changed host or port are noticed.
+Addresses are looked up by name once, and again when the config changes. Reading an address out of OmegaConf takes
+longer than many a call, so it is remembered together with the nodes it came from; a replaced config, a replaced
+instance and a changed host or port are noticed.
+
+Start-up and status ask without an event loop, each question bounded in time and size. Proxies of the environment are
+never used: servers of a run are asked directly.
+
+Before a request shows the run's token to a server, that has to prove that it has the token itself. The proof is
+asked for over the very connection that the token then goes over, and holds as long as that connection: behind the
+next one somebody else may listen. Only aiohttp's connections are not ours to speak over; for one of these another
+is opened to the same address, right after it and for the proof alone.
 """
 
+import asyncio
+import errno
+import http.client
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,11 +25,18 @@ from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gym.config.secrets import CHALLENGE_HEADER, PROOF_PATH, bearer, lack_of_proof, new_challenge, unproven
 from nemo_gym.errors import ServerRefNotFoundError
 from nemo_gym.global_config import get_first_server_config_dict
+from nemo_gym.http.errors import UnprovenServerError
 from nemo_gym.keys import SERVER_TYPES
+from nemo_gym.schemas.server_config import ServerStatus
 
 _SHUN_UNREACHABLE_S = 30.0
+TOKENS_TO_PROVE: dict[bytes, str] = {}
+"""The tokens of this process's runs, by the value of the `Authorization` header that shows them."""
+_LONGEST_PROOF_BYTES = 4096
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 class Address(NamedTuple):
@@ -142,3 +162,103 @@ def _unknown(name: str, names: list[str]) -> str:
 def _nodes(config: DictConfig) -> dict[Any, Any]:
     """The children of a config as OmegaConf keeps them; its public access is 100 times slower."""
     return cast("dict[Any, Any]", config._content)
+
+
+def fetch(address: Address, path: str, timeout_s: float, token: str | None = None) -> tuple[int, bytes]:
+    """Status and body of `GET path`, asked with the run's token if one is given and who answers has proved to know it.
+
+    Raises:
+        OSError: nothing answers there in time, or with more than a config can be.
+        UnprovenServerError: what answers does not know the token (also an `OSError`).
+        http.client.HTTPException: what answers does not speak HTTP.
+    """
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    try:
+        if token is not None:
+            require_proof_over(connection, address, token)
+        connection.request("GET", path, headers={"Accept": "*/*", **bearer(token)})
+        with connection.getresponse() as response:  # one that closes the connection has the socket to itself
+            body = response.read(_MAX_BYTES + 1)
+        if len(body) > _MAX_BYTES:
+            raise OSError(errno.EMSGSIZE, f"the answer to GET {path} is larger than {_MAX_BYTES} bytes")
+        return response.status, body
+    finally:
+        connection.close()
+
+
+def probe(address: Address, timeout_s: float = 5.0) -> ServerStatus:
+    """Whether anything at all answers HTTP there."""
+    try:
+        fetch(address, "/", timeout_s)
+    except TimeoutError:
+        return "timeout"
+    except (ConnectionError, socket.gaierror, http.client.RemoteDisconnected):
+        return "connection_error"
+    except (OSError, http.client.HTTPException, ValueError):
+        return "unknown_error"
+    return "success"
+
+
+class Challenge:
+    """One question to who listens at an address: do you know this token?"""
+
+    def __init__(self, address: Address, token: str) -> None:
+        self._address = address
+        self._token = token
+        self._challenge = new_challenge()
+        self.headers = {"Host": base_url(address).partition("://")[2], CHALLENGE_HEADER: self._challenge}
+
+    def message(self, more_headers: bytes = b"") -> tuple[bytes, bytes]:
+        """The question as it goes over a bare connection: head and body."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items()).encode()
+        return b"GET %b HTTP/1.1\r\n%b%b\r\n" % (PROOF_PATH.encode(), lines, more_headers), b""
+
+    def check(self, status: int, body: bytes, *, is_open: bool) -> None:
+        """Raise unless this answers the challenge as only who knows the token can, over a connection that stays open.
+
+        Raises:
+            UnprovenServerError: it is not.
+        """
+        reason = lack_of_proof(self._token, self._challenge, self._address.port, status, body)
+        if reason is not None or not is_open:
+            raise self.failed(reason or "it hangs up after its proof")
+
+    def failed(self, reason: str) -> UnprovenServerError:
+        """The error of a challenge that was not met."""
+        return UnprovenServerError(unproven(base_url(self._address), reason))
+
+
+async def require_proof(address: Address, token: str) -> None:
+    """Make sure that who listens at `address` knows the token; how long to wait for that is the caller's to say.
+
+    Raises:
+        UnprovenServerError: it does not.
+        OSError: nobody listens there, or it breaks off.
+    """
+    challenge = Challenge(address, token)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        writer.write(challenge.message(b"Connection: close\r\n")[0])
+        answer = b""
+        while len(answer) < _LONGEST_PROOF_BYTES and (more := await reader.read(_LONGEST_PROOF_BYTES)):
+            answer += more
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head[:12].rpartition(b" ")[2]
+    challenge.check(int(status) if status.isdigit() else 0, body, is_open=True)
+
+
+def require_proof_over(connection: http.client.HTTPConnection, address: Address, token: str) -> None:
+    """Make sure that who is at the other end of `connection` knows the token; it can then be used for more.
+
+    Raises:
+        UnprovenServerError: it does not.
+        OSError, http.client.HTTPException: it does not answer in time, or not in HTTP.
+    """
+    challenge = Challenge(address, token)
+    connection.request("GET", PROOF_PATH, headers=challenge.headers)
+    with connection.getresponse() as response:
+        body = response.read(_LONGEST_PROOF_BYTES)
+        challenge.check(response.status, body, is_open=connection.sock is not None and response.length == 0)
+    connection.auto_open = 0  # another connection may lead to somebody else

@@ -2,27 +2,50 @@
 
 All of these can be pickled (they cross process and Ray boundaries) and stay what existing code
 catches: aiohttp's client errors, `OSError`, `TimeoutError`, `ValueError`.
+
+Some answers are refused: what is not HTTP, with a guess at what it is instead, and what is too large. Either would
+be the same the next time, so such calls are not tried again.
 """
 
+import ast
 import json
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from nemo_gym.config.secrets import mask_url_passwords
 from nemo_gym.errors import ConfigError, GymError
+from nemo_gym.http.error_words import WORDS_LENGTH, as_header, from_header, own_words
 
 ERROR_STATUS_HEADER = "x-nemo-gym-error-status"
 ERROR_SERVER_HEADER = "x-nemo-gym-error-server"
 ERROR_CLASS_HEADER = "x-nemo-gym-error-class"
-ERROR_HEADERS = (ERROR_STATUS_HEADER, ERROR_SERVER_HEADER, ERROR_CLASS_HEADER)
+ERROR_MESSAGE_HEADER = "x-nemo-gym-error-message"
+ERROR_HEADERS = (ERROR_STATUS_HEADER, ERROR_SERVER_HEADER, ERROR_CLASS_HEADER, ERROR_MESSAGE_HEADER)
 """Headers of an error answer that describe the innermost failure; every hop passes them on unchanged."""
 
 _EXCERPT_LENGTH = 500
+_READ_AT_BEGINNING, _READ_AT_END = 12_288, 4_096
+_QUOTED_BYTES = re.compile(r"^ *(?P<bytes>b(?:'[^\n]*'|\"[^\n]*\"))$", re.MULTILINE)
+_SHOWN_BYTES = 40
+_LOOKS = {
+    b"\x15\x03": "this looks like a TLS port: use https://",
+    b"\x16\x03": "this looks like a TLS port: use https://",
+    b"SSH-": "this looks like an SSH server: check host and port",
+    b"\x00\x00\x00\x04": "this looks like an HTTP/2 (gRPC) server: name the port on which it speaks HTTP/1.1",
+    b"-ERR": "this looks like a Redis server: check host and port",
+    b"-DENIED": "this looks like a Redis server: check host and port",
+    b"220": "this looks like a mail or FTP server: check host and port",
+    b"+OK": "this looks like a mail server: check host and port",
+    b"* OK": "this looks like a mail server: check host and port",
+    b"RFB ": "this looks like a VNC server: check host and port",
+}
 
 
 class HttpSettingsError(ConfigError, ValueError):
@@ -33,11 +56,11 @@ class HeadServerError(ConfigError, ValueError):
     """The head server cannot be reached, or what answers in its place is none."""
 
 
-class ServerResponseError(GymError, aiohttp.ClientResponseError):
-    """A server answered with an error status.
+class ClientResponseError(GymError, aiohttp.ClientResponseError):
+    """A server answered with an error status. Programs know it by its base's name, and look for that in texts.
 
-    `status` and `response_content` are the answer's own. `error_status`, `error_server` and
-    `error_class` describe the innermost failure, however many servers lie between.
+    `status` and `response_content` are the answer's own. `error_status`, `error_server`, `error_class` and
+    `error_message` describe the innermost failure, however many servers lie between.
     """
 
     def __init__(
@@ -81,15 +104,28 @@ class ServerResponseError(GymError, aiohttp.ClientResponseError):
         """The name of the innermost exception's class, if it was said."""
         return self._header(ERROR_CLASS_HEADER)
 
+    @property
+    def error_message(self) -> str | None:
+        """The innermost failure on one line, if it was said."""
+        text = self._header(ERROR_MESSAGE_HEADER)
+        return None if text is None else from_header(text)
+
     def _header(self, name: str) -> str | None:
         return None if self.headers is None else self.headers.get(name)
 
     def __str__(self) -> str:
+        return self.line()
+
+    def line(self, length: int = WORDS_LENGTH) -> str:
+        """What happened on one line, with so much of what the answer says."""
+        if self.error_message is not None:
+            return f"in {self.error_server}: {self.error_message}"
         tries = f" (try {self.attempts}, after {self.elapsed_s:.1f} s)" if self.attempts > 1 else ""
         origin = ""
         if self.error_server is not None:
             origin = f" [failed in {self.error_server!r}: {self.error_class}, status {self.error_status}]"
-        return f"{self.status} {self.message} from {self.method} {self.url}{tries}{origin}: {self.excerpt()}"
+        said = own_words(self.response_content, length)
+        return f"{self.status} {self.message} from {self.method} {self.url}{tries}{origin}: {said}"
 
     def excerpt(self, length: int = _EXCERPT_LENGTH) -> str:
         """The beginning of the answer's body, as text."""
@@ -108,6 +144,9 @@ class ServerResponseError(GymError, aiohttp.ClientResponseError):
             "elapsed_s": self.elapsed_s,
         }
         return _rebuild, (type(self), arguments, options)
+
+
+ServerResponseError = ClientResponseError
 
 
 class ServerCallError(GymError):
@@ -150,7 +189,7 @@ class ServerCallError(GymError):
         return _rebuild, (type(self), (self.message,), options)
 
 
-class ServerUnreachableError(ServerCallError, aiohttp.ClientOSError):
+class ServerUnreachableError(ServerCallError, aiohttp.ClientOSError, ConnectionError):
     """No connection came about: the request was never sent."""
 
 
@@ -160,6 +199,43 @@ class ServerLostError(ServerCallError, aiohttp.ClientOSError, aiohttp.ServerDisc
 
 class ServerCallTimeoutError(ServerCallError, aiohttp.ServerTimeoutError):
     """No complete answer in the allowed time: the request may or may not have been carried out."""
+
+
+class UnprovenServerError(aiohttp.ClientOSError):
+    """What listens at an address did not prove that it has the run's token, so it was sent nothing."""
+
+
+class CannotConnectError(aiohttp.ClientOSError):
+    """No connection could be opened, so nothing was sent."""
+
+
+class NotHttpAnswerError(aiohttp.ClientConnectionError):
+    """What answers does not speak HTTP."""
+
+    @classmethod
+    def of(cls, reason: str, beginning: bytes) -> "NotHttpAnswerError":
+        """`beginning` is what it said first."""
+        return cls(f"the answer is not HTTP ({reason}): {looks_like(beginning)}")
+
+
+class AnswerTooLargeError(aiohttp.ClientPayloadError):
+    """An answer that is longer than the setting allows, as sent or once unpacked."""
+
+    @classmethod
+    def than(cls, max_bytes: int) -> "AnswerTooLargeError":
+        """The error for an answer of more than `max_bytes`."""
+        return cls(
+            f"the answer is larger than max_response_bytes={max_bytes}; if answers of that size are meant, "
+            "set max_response_bytes higher"
+        )
+
+
+class NotHttpError(ServerCallError, aiohttp.ClientConnectionError):
+    """What answers there does not speak HTTP: asking again would not help."""
+
+
+class ResponseTooLargeError(ServerCallError, aiohttp.ClientPayloadError):
+    """An answer with more than `max_response_bytes`: the request was carried out, the rest was not read."""
 
 
 class MalformedResponseError(GymError, json.JSONDecodeError):
@@ -173,11 +249,35 @@ class MalformedResponseError(GymError, json.JSONDecodeError):
         return type(self), (self.msg, self.body, self.pos)
 
 
-def failure_headers(error: BaseException, server_name: str) -> dict[str, str]:
-    """The headers that tell callers of `server_name` where the failure behind `error` began."""
+def looks_like(beginning: bytes) -> str:
+    """A guess, for a message, at what speaks like that, and what to do about it; empty when there is none."""
+    if beginning[3:4] == b"\x04" and beginning[:1] == b"\x00":  # the settings with which HTTP/2 begins
+        beginning = b"\x00\x00\x00\x04"
+    for first, words in _LOOKS.items():
+        if beginning.startswith(first):
+            return words
+    return f"it begins with {beginning[:_SHOWN_BYTES]!r}; check that the address is the one you mean"
+
+
+def not_http(error: aiohttp.ClientResponseError) -> NotHttpAnswerError | None:
+    """What aiohttp's error about an answer amounts to; None if the answer was HTTP."""
+    if not isinstance(error.__cause__, HttpProcessingError):
+        return None
+    reason = error.message.strip().partition("\n\n")[0]
+    quoted = _QUOTED_BYTES.search(error.message[:4096])
+    try:
+        beginning = ast.literal_eval(quoted["bytes"]) if quoted else b""
+    except (SyntaxError, ValueError):
+        beginning = b""
+    return NotHttpAnswerError.of(" ".join(reason.split())[:200], beginning)
+
+
+def failure_headers(error: BaseException, server_name: str, line: str = "") -> dict[str, str]:
+    """The headers that tell callers of `server_name` where the failure behind `error` began, and `line` about it."""
     if isinstance(error, ServerResponseError) and error.error_server is not None:
         received: Mapping[str, str] = error.headers or {}
-        return {name: received[name] for name in ERROR_HEADERS if name in received}
+        said = {ERROR_MESSAGE_HEADER: as_header(line)} if line else {}
+        return {**said, **{name: received[name] for name in ERROR_HEADERS if name in received}}
     status = error.status if isinstance(error, aiohttp.ClientResponseError) else HTTPStatus.INTERNAL_SERVER_ERROR
     name = error.server_name if isinstance(error, ServerCallError) and error.server_name else server_name
     described = {
@@ -185,6 +285,8 @@ def failure_headers(error: BaseException, server_name: str) -> dict[str, str]:
         ERROR_SERVER_HEADER: name,
         ERROR_CLASS_HEADER: type(error).__name__,
     }
+    if line:
+        described[ERROR_MESSAGE_HEADER] = as_header(line)
     return {header: value.encode("ascii", "replace").decode("ascii") for header, value in described.items()}
 
 
@@ -200,6 +302,14 @@ def excerpt(body: bytes, length: int = _EXCERPT_LENGTH) -> str:
     """The beginning of a body, as text on one line."""
     text = " ".join(body[: 4 * length].decode(errors="replace").split())
     return text if len(text) <= length else f"{text[:length]}…"
+
+
+def readable(body: bytes | str) -> str:
+    """As much of an error's body as is searched for what it means, however long it is: its beginning and its end."""
+    if len(body) > _READ_AT_BEGINNING + _READ_AT_END:
+        beginning, end = body[:_READ_AT_BEGINNING], body[-_READ_AT_END:]
+        return f"{readable(beginning)} {readable(end)}"
+    return body if isinstance(body, str) else body.decode(errors="replace")
 
 
 def _rebuild(cls: type[BaseException], arguments: tuple[object, ...], options: dict[str, object]) -> BaseException:

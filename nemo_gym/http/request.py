@@ -4,6 +4,11 @@ A refused connection, an unknown host name and a connection that takes too long 
 server untouched: such calls are repeated, within bounds. Once a request went out it may have been
 carried out, so whatever happens then is the caller's to know: a tool is never run twice. Answers
 are returned whatever their status.
+
+Redirects are followed as aiohttp would, but for what proves who is calling: aiohttp takes along whatever header it does
+not know, and endpoints have keys in headers of many names. To another origin go only headers that say nothing but what
+the body is. A request that was redirected has been carried out, so it is never sent again to have someone else follow
+the redirect.
 """
 
 import asyncio
@@ -16,38 +21,61 @@ from typing import Any, NamedTuple, cast
 import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientTimeout
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 from pydantic import BaseModel
+from yarl import URL
 
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
+from nemo_gym.http.error_words import cause_of
 from nemo_gym.http.errors import (
+    AnswerTooLargeError,
+    CannotConnectError,
     MalformedResponseError,
+    NotHttpAnswerError,
+    NotHttpError,
+    ResponseTooLargeError,
     ServerCallError,
     ServerCallTimeoutError,
     ServerLostError,
     ServerResponseError,
     ServerUnreachableError,
+    UnprovenServerError,
     excerpt,
 )
-from nemo_gym.http.local_request import JSON_CONTENT_TYPE, JSON_HEADERS, local_request
-from nemo_gym.http.redirects import REDIRECTS, redirect_of
-from nemo_gym.http.retry import Tries
-from nemo_gym.http.seams import replaceable
+from nemo_gym.http.partial import keep_partial, taken_apart
 from nemo_gym.http.session import (
     current_settings,
     get_global_aiohttp_client,
     is_global_aiohttp_client_request_debug_enabled,
-    wire_pool,
+    transport_to_addresses,
 )
-from nemo_gym.http.wire import CannotConnectError, target_of
+from nemo_gym.http.settings import replaceable
+from nemo_gym.http.transports.base import JSON_CONTENT_TYPE, JSON_HEADERS, local_request, target_of
+from nemo_gym.http.transports.response import LocalResponse
+from nemo_gym.http.transports.session import over_aiohttp
 from nemo_gym.keys import MASK
+from nemo_gym.retry import Tries
 
 logger = logging.getLogger(__name__)
 
-NEVER_HEALS = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)
-NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnectError)
+NEVER_HEALS = (
+    aiohttp.ClientConnectorCertificateError,
+    aiohttp.ClientConnectorSSLError,
+    UnprovenServerError,
+    NotHttpAnswerError,
+    AnswerTooLargeError,
+)
+NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnectError, UnprovenServerError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
 
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MAX_REDIRECTS = 10
+
+_FOR_ANYONE = frozenset(
+    {"accept", "accept-encoding", "accept-language", "content-type", "content-encoding", "user-agent"}
+)
+"""Headers that may go to whomever a server names."""
+_OF_ONE_ORIGIN = frozenset({"auth", "cookies"})
 _SHORTEST_SECRET = 6
 """What is shorter is no secret worth the name, and would turn up in any text."""
 
@@ -102,19 +130,59 @@ async def send(
 
 
 async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool) -> ClientResponse:
-    """Send one request once; `whole` says that its answer is of no use before it is complete."""
+    """Send one request once, and wherever it is redirected; `whole`: its answer is of no use before it is complete."""
     client_of_loop = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)
-    is_plain = whole and method.upper() != "HEAD" and client_of_loop is get_global_aiohttp_client
-    target = target_of(url) if is_plain and not _bounds_more_than_the_whole(kwargs.get("timeout")) else None
-    request = None if target is None else local_request(method, target.origin, target.path, kwargs)
-    if target is not None and request is not None:
-        timeout_s = request.timeout_s or current_settings().http_total_timeout_s
-        answer = await wire_pool().exchange(target, request, timeout_s)
+    if client_of_loop is not get_global_aiohttp_client:
+        return await client_of_loop().request(method=method, url=url, **kwargs)
+    for _ in range(MAX_REDIRECTS + 1):
+        is_plain = whole and method not in ("HEAD", "head") and not _bounds_more_than_the_whole(kwargs.get("timeout"))
+        target = target_of(url) if is_plain else None
+        request = None if target is None else local_request(method, target.origin, target.path, kwargs, target.address)
+        if target is None or request is None:
+            answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
+        else:
+            timeout_s = request.timeout_s or current_settings().http_total_timeout_s
+            answer = cast(ClientResponse, await transport_to_addresses().exchange(request, timeout_s))
         redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
         if redirect is None:
-            return cast(ClientResponse, answer)
+            return answer
+        answer.release()
         method, url, kwargs = redirect
-    return await client_of_loop().request(method=method, url=url, **kwargs)
+    raise aiohttp.TooManyRedirects(aiohttp.RequestInfo(answer.url, method, CIMultiDictProxy(CIMultiDict())), ())
+
+
+class Redirect(NamedTuple):
+    """The request to go on with."""
+
+    method: str
+    url: str
+    kwargs: dict[str, Any]
+
+
+def redirect_of(answer: LocalResponse | ClientResponse, kwargs: dict[str, Any]) -> Redirect | None:
+    """What to ask next, after `kwargs` were answered with a redirect; None if the caller is to have that answer.
+
+    Method and body go along as far as the status allows, what proves who is calling only within the same origin.
+    """
+    location = answer.headers.get("Location") or answer.headers.get("URI")
+    if location is None or not kwargs.get("allow_redirects", True):
+        return None
+    try:
+        url = answer.url.join(URL(location))
+        is_same_origin = url.origin() == answer.url.origin()
+    except ValueError as error:
+        raise aiohttp.InvalidUrlRedirectClientError(location, "The server redirects to what is no URL") from error
+    method, dropped = answer.method, {"params"}
+    if (answer.status == 303 and method != "HEAD") or (answer.status in (301, 302) and method == "POST"):
+        method = "GET"
+        dropped.add("data")
+    if not is_same_origin:
+        dropped |= _OF_ONE_ORIGIN
+    kept = {name: value for name, value in kwargs.items() if name not in dropped}
+    if not is_same_origin and kept.get("headers"):
+        given = CIMultiDict(kept["headers"])
+        kept["headers"] = CIMultiDict((name, value) for name, value in given.items() if name.lower() in _FOR_ANYONE)
+    return Redirect(method, str(url), kept)
 
 
 def _bounds_more_than_the_whole(timeout: Any) -> bool:
@@ -125,11 +193,17 @@ def _bounds_more_than_the_whole(timeout: Any) -> bool:
 def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:
     """What a caller is told about a call that ended in `error` instead of an answer."""
     cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, NOT_SENT) and not isinstance(error, NEVER_HEALS):
+        cause = cause_of(error)
     where = f"{call.method} {call.shown_url} (tries: {tries.failures}, {tries.elapsed_s:.1f} s): {cause}"
     who = "the server" if call.server_name is None else f"server {call.server_name!r}"
     kind: type[ServerCallError]
     if isinstance(error, NOT_SENT):
         kind, message = ServerUnreachableError, f"Cannot connect to {who}, {where}. {_remedy(error, call)}"
+    elif isinstance(error, NotHttpAnswerError):
+        kind, message = NotHttpError, f"What answers for {who} does not speak HTTP, {where}"
+    elif isinstance(error, AnswerTooLargeError):
+        kind, message = ResponseTooLargeError, f"Too large an answer from {who}, {where}"
     elif isinstance(error, TimeoutError):
         kind = ServerCallTimeoutError
         message = (
@@ -155,6 +229,10 @@ def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallEr
 def _remedy(error: BaseException, call: Call) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "This process has no file descriptors left: raise the limit with `ulimit -n 65535`"
+    if isinstance(error, UnprovenServerError):
+        return "`ng_status` lists the servers that are running"
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and "CERTIFICATE" not in str(error).upper():
+        return "This looks like a port without TLS: use http://"
     if call.internal:
         return "Is it running? `ng_status` lists the servers that are, and its log says why it is not"
     return "Check the address, and that something listens there"
@@ -203,31 +281,50 @@ async def raise_for_status(response: ClientResponse) -> None:
     if response.ok:
         return
     try:
-        content = await response.read()
+        content = _as_bytes(await response.read())
     except (aiohttp.ClientError, TimeoutError):
         content = b""
     if is_global_aiohttp_client_request_debug_enabled():
-        url, said = mask_url_passwords(str(response.url)), without_sent_secrets(content, response)
-        logger.info("%s: %s %s\nAnswer: %s", response.status, response.method, url, said.decode(errors="replace"))
+        url, method = _asked(response)
+        said = without_sent_secrets(content, response).decode(errors="replace")
+        logger.info("%s: %s %s\nAnswer: %s", response.status, method, mask_url_passwords(url), said)
     raise response_error(response, content)
 
 
 def response_error(response: ClientResponse, content: bytes, tries: Tries | None = None) -> ServerResponseError:
     """The error that an answer with an error status amounts to."""
-    return ServerResponseError(
-        str(response.url),
+    url, method = _asked(response)
+    given = getattr(response, "headers", None)
+    headers: Mapping[str, str] = given if isinstance(given, Mapping) else {}
+    said = taken_apart(without_sent_secrets(content, response), headers)
+    error = ServerResponseError(
+        url,
         response.status,
-        without_sent_secrets(content, response),
-        method=response.method,
-        headers=response.headers.items(),
+        said.content,
+        method=method,
+        headers=headers.items(),
         attempts=1 if tries is None else tries.failures,
         elapsed_s=0.0 if tries is None else tries.elapsed_s,
     )
+    keep_partial(error, said.partial_response, said.failed_in)
+    return error
+
+
+def _asked(response: ClientResponse) -> tuple[str, str]:
+    """URL and method that an answer is the answer to; programs' own stand-ins for answers have neither."""
+    method = getattr(response, "method", None)
+    return str(getattr(response, "url", "")), method if isinstance(method, str) else "POST"
+
+
+def _as_bytes(body: Any) -> bytes:
+    """A body that was read; stand-ins may have it as text."""
+    return body if isinstance(body, bytes) else str(body).encode()
 
 
 def without_sent_secrets(body: bytes, response: ClientResponse) -> bytes:
     """`body` with `****` for the keys and tokens of the request: some servers repeat what they refuse."""
-    for name, value in response.request_info.headers.items():
+    sent = getattr(getattr(response, "request_info", None), "headers", None)
+    for name, value in sent.items() if isinstance(sent, Mapping) else ():
         secret = value.partition(" ")[2] or value
         if is_secret_key(name) and len(secret) >= _SHORTEST_SECRET:
             body = body.replace(secret.encode(), MASK.encode())
@@ -239,7 +336,8 @@ async def get_response_json(response: ClientResponse) -> Any:
     try:
         body = await response.read()
     except TRANSPORT_ERRORS as error:
-        call = Call(response.method, str(response.url), internal=True)
+        url, method = _asked(response)
+        call = Call(method, url, internal=True)
         raise call_failure(error, call, Tries(current_settings().retry_between_servers, failures=1)) from error
     return parse_json(body, response)
 
@@ -252,9 +350,10 @@ def parse_json(body: bytes, response: ClientResponse) -> Any:
         try:
             return stdlib_json.loads(body)
         except (ValueError, RecursionError):
-            body, url = without_sent_secrets(body, response), mask_url_passwords(str(response.url))
+            url, method = _asked(response)
+            body = without_sent_secrets(_as_bytes(body), response)
             raise MalformedResponseError(
-                f"{response.method} {url} answered {response.status} with a body that is not JSON: "
+                f"{method} {mask_url_passwords(url)} answered {response.status} with a body that is not JSON: "
                 f"{excerpt(body, 200)!r}. Check that the address is the one you mean; {error.msg}",
                 body,
                 error.pos,

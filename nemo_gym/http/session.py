@@ -13,34 +13,25 @@ repeating GET, PUT and DELETE after a disconnect is switched off.
 
 import asyncio
 import contextlib
-import os
-import socket
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
 
-import aiohttp
-import orjson
-from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import ClientSession
 
-from nemo_gym.http.seams import replaceable
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, settings_of_process
-from nemo_gym.http.wire import KEEPALIVE_TIMEOUT_S, WirePool
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, replaceable, settings_of_process
+from nemo_gym.http.transports.base import OpenTransport, Transport, open_transports
+from nemo_gym.http.transports.session import SessionTransport
 
-NUM_WORKERS_ENV_VAR_NAME = "NEMO_GYM_FASTAPI_NUM_WORKERS"
-_MAX_HEADER_BYTES = 64 * 1024
-_READ_BUFFER_BYTES = 1024 * 1024
 _CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass
 class LoopSession:
-    """One event loop's session."""
+    """One event loop's session, and whatever else carries its requests to addresses."""
 
     client: ClientSession
-    connector: "GymConnector"
-    wire: WirePool
+    transports: list[OpenTransport]
     keeper: AsyncGenerator[None, None]
     """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
 
@@ -58,17 +49,6 @@ class _Sessions:
 _SESSIONS = _Sessions()
 
 
-class GymConnector(TCPConnector):
-    """A connection pool whose limits can be raised while it is in use."""
-
-    def ensure_capacity(self, connections: int) -> None:
-        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
-        if self._limit_per_host:
-            self._limit_per_host = max(self._limit_per_host, connections)
-        if self._limit:
-            self._limit = max(self._limit, connections)
-
-
 def get_global_aiohttp_client(
     global_aiohttp_client_config: GlobalAIOHTTPAsyncClientConfig | None = None,
 ) -> ClientSession:
@@ -79,12 +59,12 @@ def get_global_aiohttp_client(
     return _open_session(global_aiohttp_client_config or current_settings()).client
 
 
-def wire_pool() -> WirePool:
-    """The running event loop's bare connections."""
+def transport_to_addresses() -> Transport:
+    """What carries the running event loop's whole requests to plain addresses."""
     session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
     if session is None or session.client.closed:
         session = _open_session(current_settings())
-    return session.wire
+    return session.transports[0]
 
 
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
@@ -133,8 +113,8 @@ def ensure_connection_capacity(connections: int) -> None:
     """Let that many calls to one server be open at once, in sessions open now and later."""
     _SESSIONS.min_connections = max(_SESSIONS.min_connections, connections)
     for session in list(_SESSIONS.by_loop.values()):
-        session.connector.ensure_capacity(connections)
-        session.wire.ensure_capacity(connections)
+        for transport in session.transports:
+            transport.ensure_capacity(connections)
 
 
 async def close_global_aiohttp_client() -> None:
@@ -169,19 +149,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
     loop = asyncio.get_running_loop()
-    connector = _connector(settings)
-    client = ClientSession(
-        connector=connector,
-        timeout=ClientTimeout(total=settings.http_total_timeout_s, sock_connect=settings.http_connect_timeout_s),
-        cookie_jar=DummyCookieJar(),
-        json_serialize=lambda value: orjson.dumps(value).decode(),
-        max_line_size=_MAX_HEADER_BYTES,
-        max_field_size=_MAX_HEADER_BYTES,
-        read_bufsize=_READ_BUFFER_BYTES,
-    )
-    client._retry_connection = False
-    wire = _wire_pool(settings)
-    session = LoopSession(client, connector, wire, _closed_with_its_loop(loop, client, wire))
+    transports = open_transports(settings)
+    for transport in transports:
+        transport.ensure_capacity(_SESSIONS.min_connections)
+    client = next(each.client for each in transports if isinstance(each, SessionTransport))
+    session = LoopSession(client, transports, _closed_with_its_loop(loop, client, transports))
     # Its first step registers the generator with the loop; there is nothing to wait for in it.
     with contextlib.suppress(StopIteration):
         session.keeper.__anext__().send(None)
@@ -193,7 +165,7 @@ def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
 
 
 async def _closed_with_its_loop(
-    loop: asyncio.AbstractEventLoop, client: ClientSession, wire: WirePool
+    loop: asyncio.AbstractEventLoop, client: ClientSession, transports: list[OpenTransport]
 ) -> AsyncGenerator[None, None]:
     try:
         yield
@@ -201,8 +173,8 @@ async def _closed_with_its_loop(
         with _SESSIONS.lock:
             if loop in _SESSIONS.by_loop and _SESSIONS.by_loop[loop].client is client:
                 del _SESSIONS.by_loop[loop]
-        wire.close()
-        await client.close()
+        for transport in transports:
+            await transport.aclose()
 
 
 def _forget_dead_loops() -> None:
@@ -216,52 +188,3 @@ def _forget_dead_loops() -> None:
         # With its loop closed a session has nothing to wait for: one step closes it.
         with contextlib.suppress(StopIteration):
             session.client.close().__await__().send(None)
-
-
-def _wire_pool(settings: GlobalAIOHTTPAsyncClientConfig) -> WirePool:
-    pool = WirePool(
-        _share(settings.global_aiohttp_connector_limit),
-        _share(settings.global_aiohttp_connector_limit_per_host),
-        settings.http_connect_timeout_s,
-        _socket_factory(settings),
-    )
-    pool.ensure_capacity(_SESSIONS.min_connections)
-    return pool
-
-
-def _connector(settings: GlobalAIOHTTPAsyncClientConfig) -> GymConnector:
-    connector = GymConnector(
-        limit=_share(settings.global_aiohttp_connector_limit),
-        limit_per_host=_share(settings.global_aiohttp_connector_limit_per_host),
-        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
-        socket_factory=_socket_factory(settings),
-    )
-    connector.ensure_capacity(_SESSIONS.min_connections)
-    return connector
-
-
-def _share(limit: int) -> int:
-    """This worker's share of a limit; 0, which is no limit, stays 0."""
-    workers = max(1, int(os.environ.get(NUM_WORKERS_ENV_VAR_NAME) or 1))
-    return max(1, limit // workers) if limit else 0
-
-
-def _socket_factory(settings: GlobalAIOHTTPAsyncClientConfig) -> Callable[[Any], socket.socket]:
-    """Makes sockets that notice a peer whose machine vanished, where the platform can."""
-    wanted = {
-        "TCP_KEEPIDLE": settings.global_aiohttp_tcp_keepalive_idle_seconds,
-        "TCP_KEEPINTVL": settings.global_aiohttp_tcp_keepalive_interval_seconds,
-        "TCP_KEEPCNT": settings.global_aiohttp_tcp_keepalive_probes,
-    }
-    options = [(getattr(socket, name), value) for name, value in wanted.items() if hasattr(socket, name)]
-
-    def make(address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option, value in options:
-            made.setsockopt(socket.IPPROTO_TCP, option, value)
-        return made
-
-    return make

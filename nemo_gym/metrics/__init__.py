@@ -1,4 +1,4 @@
-"""Numbers computed from rollouts: statistics, pass@k, aggregation, intervals and coverage.
+"""Numbers computed from rollouts (statistics, pass@k, aggregation, intervals, coverage), and the page that shows them.
 
-Everything here is pure: records in, numbers out. The public names live in `nemo_gym.reward_profile`.
+The public names live in `nemo_gym.reward_profile`.
 """

@@ -1,6 +1,7 @@
 """The answer of `/aggregate_metrics`: statistics of verify responses plus whatever a server's own hooks add."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -8,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
-from nemo_gym.metrics.columns import REWARD, RolloutTable, is_index
+from nemo_gym.metrics.columns import REWARD, Column, RolloutTable, SortedRollouts, is_index
 from nemo_gym.metrics.hooks import ComputeMetrics, GetKeyMetrics, Metrics, Response, means_of
-from nemo_gym.metrics.ordered import SortedRollouts
 from nemo_gym.metrics.profile import pooled_statistics, task_profiles
 from nemo_gym.schemas.metrics import AggregateMetrics
 
 logger = logging.getLogger(__name__)
 
 _PER_TASK_METRICS = "per_task_metrics"
+_OF_K_REPEATS = re.compile(r"(?:@|\bavg-of-)(\d+)")
+"""As in `pass@4`, `pass@1[avg-of-4]` and `majority@4`."""
 
 
 def compute_aggregate_metrics(
@@ -110,3 +112,34 @@ def _spread(per_task: Iterable[Any], rollouts: SortedRollouts, groups: list[dict
         task = entry.get(TASK_INDEX_KEY_NAME) if isinstance(entry, Mapping) else None
         if is_index(task) and task in group_of:
             group_of[task].update(entry)
+
+
+def for_uneven_repeats(metrics: AggregateMetrics, table: RolloutTable, stops_when: str) -> AggregateMetrics:
+    """Metrics of a run whose repeats stop when a task is decided, as far as such a run can have them.
+
+    Means are those of the tasks' means. What rests on k repeats is null for every k that some task does not have, and
+    `agent_metrics` then ends with `why_null`.
+    """
+    rollouts = SortedRollouts(table)
+    if not len(rollouts):
+        return metrics
+    means = {f"mean/{column.name}": _mean_of_tasks(column, rollouts) for column in rollouts.columns}
+    least = int(np.bincount(rollouts.task_ordinals).min())
+    agent = {**metrics.agent_metrics, **{name: means[name] for name in means if name in metrics.agent_metrics}}
+    headline = {**metrics.key_metrics, **{name: means[name] for name in means if name in metrics.key_metrics}}
+    too_large = {name for name in [*agent, *headline] if any(int(k) > least for k in _OF_K_REPEATS.findall(name))}
+    agent = {name: None if name in too_large else value for name, value in agent.items()}
+    headline = {name: None if name in too_large else value for name, value in headline.items()}
+    if too_large:
+        agent["why_null"] = (
+            f"repeats stop when {stops_when}, and some task has only {least}: what rests on more repeats is not known"
+        )
+    return metrics.model_copy(update={"agent_metrics": agent, "key_metrics": headline})
+
+
+def _mean_of_tasks(column: Column, rollouts: SortedRollouts) -> float | None:
+    known = np.isfinite(column.values)
+    _, places = np.unique(rollouts.tasks[column.ranks[known]], return_inverse=True)
+    if not len(places):
+        return None
+    return float(np.mean(np.bincount(places, column.values[known]) / np.bincount(places)))

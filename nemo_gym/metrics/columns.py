@@ -1,28 +1,29 @@
-"""The numbers of many rollouts, kept as columns instead of records.
+"""The numbers of many rollouts, kept as columns instead of records, in key order when they are read.
 
 A record is read once and may be thrown away: a run of a million rollouts costs a few dozen bytes per rollout here.
 Records that carry the same numeric fields share one `Layout`, which knows where each field belongs in the statistics
-and in `rollout_infos`.
+and in `rollout_infos`. Records that could not be used in full are counted, with why, and which ones.
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_gym.keys import RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
-from nemo_gym.metrics.bad_records import (
-    INDICES_UNUSABLE,
-    NOT_AN_OBJECT,
-    RESPONSE_NOT_AN_OBJECT,
-    REWARD_NOT_A_NUMBER,
-    USAGE_NOT_AN_OBJECT,
-    BadRecords,
-)
+from nemo_gym.keys import OWN_KEY_PREFIX, RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
+NOT_AN_OBJECT = "record is not an object"
+INDICES_UNUSABLE = "_ng_task_index or _ng_rollout_index is missing or not an integer"
+DUPLICATE_KEY = "rollout key occurred before; the first record was kept"
+REWARD_NOT_A_NUMBER = "reward is not a number"
+RESPONSE_NOT_AN_OBJECT = "response is not an object"
+USAGE_NOT_AN_OBJECT = "response.usage is not an object"
+BAD_RECORDS_KEY = "bad_records"
+BAD_RECORDS_BY_REASON_KEY = "bad_records_by_reason"
 REWARD = "reward"
 ROLLOUT_ID = "rollout_id"
 """The name `rollout_infos` gives to a rollout's key; a field of that name gives way."""
@@ -31,9 +32,48 @@ _INDEX_BOUND = 2**63
 _EXACT_FLOAT = 2**53
 _SHAPES_REMEMBERED = 10_000
 _SETTLED_AT_A_TIME = 50_000
-
 Shape = tuple[Any, ...]
 """Field names and then value types of a record, the type of its usage, and the same of the usage's fields."""
+_INFOS_AT_A_TIME = 4096
+
+
+class BadRecords:
+    """Counts every bad record and names the first `named` of each reason, so that memory stays bounded."""
+
+    def __init__(self, named: int = 20) -> None:
+        self.count = 0
+        self._named = named
+        self._counts: dict[str, int] = {}
+        self._names: dict[str, list[str]] = {}
+
+    def note(self, name: str, *reasons: str) -> None:
+        """Count one record, called `name` (`task:rollout` when it has a key), under each of `reasons`."""
+        self.count += 1
+        for reason in reasons:
+            self._counts[reason] = self._counts.get(reason, 0) + 1
+            names = self._names.setdefault(reason, [])
+            if len(names) < self._named:
+                names.append(name)
+
+    def copy(self) -> "BadRecords":
+        """An independent copy."""
+        twin = BadRecords(self._named)
+        twin.count, twin._counts = self.count, dict(self._counts)
+        twin._names = {reason: list(names) for reason, names in self._names.items()}
+        return twin
+
+    def summary(self) -> dict[str, Any]:
+        """Entries for `agent_metrics`; empty when every record was good.
+
+        `bad_records` is the number of records; `bad_records_by_reason` maps each reason to its `count` and to the
+        names of the first `records`. A record with two faults is listed under both.
+        """
+        if not self.count:
+            return {}
+        by_reason = {
+            reason: {"count": count, "records": list(self._names[reason])} for reason, count in self._counts.items()
+        }
+        return {BAD_RECORDS_KEY: self.count, BAD_RECORDS_BY_REASON_KEY: by_reason}
 
 
 class Layout(NamedTuple):
@@ -204,7 +244,7 @@ def _layout_of(record_kinds: dict[str, type], usage_kinds: dict[str, type]) -> L
         statistics.setdefault(f"result.{name}", result_fields[name])
         infos.setdefault(f"usage.{name}", usage_fields[name])
     infos.pop(ROLLOUT_ID, None)
-    metrics = {name: position for name, position in statistics.items() if not name.startswith("_")}
+    metrics = {name: position for name, position in statistics.items() if not name.startswith(OWN_KEY_PREFIX)}
     kinds = [*record_kinds.values(), *usage_kinds.values()]
     integers = tuple(position for position, kind in enumerate(kinds) if issubclass(kind, int))
     return Layout(
@@ -215,3 +255,111 @@ def _layout_of(record_kinds: dict[str, type], usage_kinds: dict[str, type]) -> L
         integers=integers,
         only_integers=set(metrics.values()) <= set(integers),
     )
+
+
+class Column(NamedTuple):
+    """One field's values: `ranks[i]` is the place in key order of the rollout that has `values[i]`."""
+
+    name: str
+    ranks: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+class SortedRollouts:
+    """A table's rollouts in ascending key order, one per key, as arrays of equal length."""
+
+    def __init__(self, table: RolloutTable) -> None:
+        self._table = table
+        tasks, rollouts = np.array(table.tasks, np.int64), np.array(table.rollouts, np.int64)
+        order = np.lexsort((rollouts, tasks))
+        tasks, rollouts = tasks[order], rollouts[order]
+        first = np.ones(len(order), bool)
+        first[1:] = (tasks[1:] != tasks[:-1]) | (rollouts[1:] != rollouts[:-1])
+        repeated = ~first
+        self.bad = table.bad.copy()
+        for task, rollout in zip(tasks[repeated].tolist(), rollouts[repeated].tolist(), strict=True):
+            self.bad.note(f"{task}:{rollout}", DUPLICATE_KEY)
+        self.tasks, self.rollouts = tasks[first], rollouts[first]
+        self.rows: NDArray[np.int64] = order[first]
+        """For each rollout the number of the accepted record it came from, counted from 0."""
+        self.task_ids, self.starts, self.task_ordinals = runs(self.tasks)
+        """The distinct tasks ascending, where each one's rollouts start, and each rollout's task as an ordinal."""
+        layout_ids = np.array(table.layout_ids, np.int64)
+        sizes = np.array([layout.size for layout in table.layouts], np.int64)
+        self._values = table.values()
+        self._layout_ids = layout_ids[self.rows]
+        self._offsets = (np.cumsum(sizes[layout_ids]) - sizes[layout_ids])[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The fields that count as metrics, in order of first appearance, each with its values in key order."""
+        pieces: dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
+        by_layout = np.argsort(self._layout_ids, kind="stable")
+        _, starts, _ = runs(self._layout_ids[by_layout])
+        same_layout = np.split(by_layout, starts[1:]) if len(starts) else []
+        for ranks in sorted(same_layout, key=lambda ranks: int(ranks[0])):
+            offsets = self._offsets[ranks]
+            for name, position in self._table.layouts[self._layout_ids[ranks[0]]].statistics:
+                pieces.setdefault(name, []).append((ranks, self._values[offsets + position]))
+        return [_joined(name, parts) for name, parts in pieces.items()]
+
+    @cached_property
+    def only_integers(self) -> bool:
+        """Whether every field that counts as a metric holds a whole number in every rollout."""
+        layouts = [self._table.layouts[layout_id] for layout_id in np.unique(self._layout_ids).tolist()]
+        fields = {frozenset(name for name, _ in layout.statistics) for layout in layouts}
+        return len(fields) <= 1 and all(layout.only_integers for layout in layouts)
+
+    def iter_infos(self) -> Iterator[dict[str, Any]]:
+        """The `rollout_infos` entry of every rollout, in key order."""
+        for start in range(0, len(self), _INFOS_AT_A_TIME):
+            yield from self._infos(start, min(start + _INFOS_AT_A_TIME, len(self)))
+
+    def _infos(self, start: int, end: int) -> list[dict[str, Any]]:
+        infos: list[Any] = [None] * (end - start)
+        layout_ids = self._layout_ids[start:end]
+        for layout_id in np.unique(layout_ids).tolist():
+            places = np.flatnonzero(layout_ids == layout_id)
+            layout, ranks = self._table.layouts[layout_id], places + start
+            tasks, rollouts = self.tasks[ranks].tolist(), self.rollouts[ranks].tolist()
+            rollout_ids = [f"{task}:{rollout}" for task, rollout in zip(tasks, rollouts, strict=True)]
+            numbers = [self._stored(layout, position, ranks) for position in layout.info_positions]
+            names = (ROLLOUT_ID, TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, *layout.info_names)
+            rows = zip(rollout_ids, tasks, rollouts, *numbers, strict=True)
+            for place, row in zip(places.tolist(), rows, strict=True):
+                infos[place] = dict(zip(names, row))  # noqa: B905  (the check costs a tenth of the whole)
+        return infos
+
+    def _stored(self, layout: Layout, position: int, ranks: NDArray[np.int64]) -> list[float]:
+        """The values at `position` as they were given: ints as ints, however large."""
+        places = self._offsets[ranks] + position
+        values = self._values[places]
+        exact = self._table.exact
+        numbers: list[float]
+        if position not in layout.integers:
+            numbers = values.tolist()
+        elif not exact:
+            numbers = values.astype(np.int64).tolist()
+        else:
+            pairs = zip(places.tolist(), values.tolist(), strict=True)
+            numbers = [exact[place] if place in exact else int(value) for place, value in pairs]
+        return numbers
+
+
+def _joined(name: str, parts: list[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> Column:
+    if len(parts) == 1:
+        return Column(name, *parts[0])
+    ranks = np.concatenate([part[0] for part in parts])
+    order = np.argsort(ranks, kind="stable")
+    return Column(name, ranks[order], np.concatenate([part[1] for part in parts])[order])
+
+
+def runs(ordered: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct values of an ascending array, where each run starts, and each element's run."""
+    changes = np.ones(len(ordered), bool)
+    changes[1:] = ordered[1:] != ordered[:-1]
+    starts = np.flatnonzero(changes).astype(np.int64)
+    return ordered[starts], starts, np.cumsum(changes, dtype=np.int64) - 1

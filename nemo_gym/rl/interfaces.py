@@ -6,7 +6,7 @@ is installed, plain lists where it is not.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias
 
 from typing_extensions import TypedDict
@@ -25,6 +25,7 @@ __all__ = [
     "Message",
     "MessageLog",
     "PromptGroupRecord",
+    "RolloutOverrides",
     "Timer",
     "Tokenizer",
 ]
@@ -58,6 +59,19 @@ class Completion:
     """What the environment knows in the end; on the servers' path the agent's whole answer."""
     truncated: bool
     reward: float
+    truncation_reason: str | None = None
+    """Why it was cut off: what the endpoint said, such as `max_output_tokens`; else `max_seq_len`, `generator` or
+    `no_progress`."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """The reward of each turn, where there are rewards for turns; their sum is `reward`."""
+    reward_components: dict[str, float] = field(default_factory=dict)
+    """What the reward is made of, by name, where the environment tells."""
+
+    def __repr__(self) -> str:
+        """Short: `asyncio.run` of Python 3.11 formats what a task returned, and a tensor takes milliseconds."""
+        tokens = sum(len(message["token_ids"]) for message in self.message_log)
+        cut = f", cut off by {self.truncation_reason}" if self.truncated else ""
+        return f"<Completion: {len(self.message_log)} messages, {tokens} tokens, reward {self.reward:g}{cut}>"
 
 
 @dataclass
@@ -70,6 +84,33 @@ class PromptGroupRecord:
     metadata: dict[str, Any]
     completions: list[Completion]
     rollout_metrics: dict[str, Any]
+
+    def __repr__(self) -> str:
+        """Short, for the same reason."""
+        rewards = ", ".join(f"{completion.reward:g}" for completion in self.completions[:8])
+        more = ", …" if len(self.completions) > 8 else ""
+        return f"<PromptGroupRecord {self.prompt_idx}: {len(self.completions)} completions, rewards {rewards}{more}>"
+
+
+@dataclass(frozen=True)
+class RolloutOverrides:
+    """What one call wants otherwise than its manager was told, such as a validation between steps; None: the same."""
+
+    n: int | None = None
+    """Completions of the prompt."""
+    greedy: bool | None = None
+    """Take the likeliest token each time; on the servers' path that is a temperature of 0."""
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    """On the native path the generator gets this and the temperature with its prompt, and has to heed them."""
+    split: str | None = None
+    """A name for what the call is for; it stands in the group's metadata."""
+
+    def __post_init__(self) -> None:
+        if self.n is not None and self.n < 1:
+            raise ValueError(f"n is {self.n}; there must be at least 1 completion")
+        if self.greedy and self.temperature:
+            raise ValueError(f"greedy and a temperature of {self.temperature:g} contradict each other")
 
 
 class GenerationConfig(TypedDict):
@@ -113,6 +154,9 @@ class GenerationDatumSpec(TypedDict):
     input_lengths: Any
     """Tensor [B]."""
     stop_strings: NotRequired[list[list[str] | None]]
+    temperature: NotRequired[float]
+    """Only where a call wants another than usual, as `max_new_tokens`."""
+    max_new_tokens: NotRequired[int]
 
 
 class GenerationOutputSpec(TypedDict):

@@ -1,5 +1,10 @@
-"""The native path: this process generates, steps the environment, and repeats."""
+"""The native path: this process generates, steps the environment, and repeats, one attempt at a prompt at a time."""
 
+import logging
+import math
+from collections.abc import Mapping
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_gym.rl.calls import call, deadline, gather_or_cancel
@@ -9,6 +14,7 @@ from nemo_gym.rl.failures import (
     RolloutDataFailure,
     RolloutFailure,
     RolloutTimeout,
+    RolloutTimeouts,
     classify_rollout_failure,
     is_ray_error,
 )
@@ -16,21 +22,161 @@ from nemo_gym.rl.interfaces import (
     Completion,
     DatumSpec,
     EnvironmentReturn,
+    GenerationDatumSpec,
     GenerationInterface,
     GenerationOutputSpec,
     Message,
     MessageLog,
     PromptGroupRecord,
+    RolloutOverrides,
     Timer,
     Tokenizer,
 )
-from nemo_gym.rl.metrics import native_metrics
-from nemo_gym.rl.retry import RolloutTimeouts
-from nemo_gym.rl.rewards import reward_of_one
-from nemo_gym.rl.tensors import as_list, has_nan, logprob_tensor, num_tokens, require_torch, token_tensor
-from nemo_gym.rl.trajectory import Trajectory, leader_worker
+from nemo_gym.rl.rewards import Reward, native_metrics, reward_of_one
+from nemo_gym.rl.tensors import as_list, logprob_tensor, num_tokens, part_of, require_torch, token_tensor
+
+logger = logging.getLogger(__name__)
 
 UNLIMITED_TURNS = 999_999
+_TURNS_WITHOUT_PROGRESS = 3
+"""Turns in a row in which neither the policy nor the environment said a word, after which none will."""
+_MOST_LOG_PROB = 1e-4
+"""What rounding may make of the logarithm of 1."""
+
+
+@dataclass
+class Trajectory:
+    """Grows by one assistant message and one observation per turn."""
+
+    message_log: MessageLog
+    env_info: Any
+    stop_strings: list[str] | None
+    max_seq_len: int
+    reward: float = 0.0
+    turn_rewards: list[float] = field(default_factory=list)
+    reward_components: dict[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    truncation_reason: str | None = None
+    turn_count: int = 0
+    silent_turns: int = 0
+    env_tokens: int = 0
+    turn_gen_tokens: list[int] = field(default_factory=list)
+    turn_input_tokens: list[int] = field(default_factory=list)
+    per_worker_token_counts: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, sample: DatumSpec, max_seq_len: int) -> "Trajectory":
+        """A trajectory of its own: nothing in it is shared with the sample."""
+        return cls(
+            message_log=[_copied(message) for message in sample["message_log"]],
+            env_info=deepcopy(sample["extra_env_info"]),
+            stop_strings=sample.get("stop_strings"),
+            max_seq_len=max_seq_len,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further turn may follow."""
+        return self.terminated or self.truncated
+
+    def add_generation(self, message: Message, input_length: int, facts: Mapping[str, Any]) -> None:
+        """Append what the policy said, with what the generator told about it."""
+        generated = len(message["token_ids"])
+        self.message_log.append(message)
+        if facts.get("truncated"):
+            self.truncate(facts.get("reason") or "generator")
+        self.turn_gen_tokens.append(generated)
+        self.turn_input_tokens.append(input_length)
+        worker = facts.get("gen_leader_worker_idx")
+        if worker is not None:
+            self.per_worker_token_counts[worker] = self.per_worker_token_counts.get(worker, 0) + generated
+
+    def truncate(self, reason: str) -> None:
+        """No further turn may follow; the first reason counts."""
+        self.truncated = True
+        self.truncation_reason = self.truncation_reason or reason
+
+    def add_step(self, step: EnvironmentReturn, reward: Reward, observation_ids: Any) -> None:
+        """Append what the environment answered; reaching the length limit, even exactly, truncates.
+
+        A step that ends the trajectory changes neither its state nor its stop strings.
+        """
+        observation = step.observations[0]
+        self.reward += reward.total
+        self.turn_rewards.append(reward.total)
+        for name, value in reward.components.items():
+            self.reward_components[name] = self.reward_components.get(name, 0.0) + value
+        self.terminated = bool(as_list(step.terminateds)[0])
+        used = self.turn_input_tokens[-1] + self.turn_gen_tokens[-1]
+        if used + len(observation_ids) >= self.max_seq_len:
+            observation_ids = part_of(observation_ids, slice(max(0, self.max_seq_len - used)))
+            self.truncate("max_seq_len")
+        self.message_log.append(
+            {"role": observation["role"], "content": observation["content"], "token_ids": token_tensor(observation_ids)}
+        )
+        self.env_tokens += len(observation_ids)
+        self.silent_turns = 0 if self.turn_gen_tokens[-1] or len(observation_ids) else self.silent_turns + 1
+        if self.silent_turns >= _TURNS_WITHOUT_PROGRESS:
+            self.truncate("no_progress")
+        if self.has_ended:
+            return
+        if step.next_stop_strings is not None and step.next_stop_strings[0] is not None:
+            self.stop_strings = step.next_stop_strings[0]
+        if step.metadata[0] is not None:
+            self.env_info = step.metadata[0]
+
+    def completion(self) -> Completion:
+        """The trajectory as a trainer gets it."""
+        return Completion(
+            self.message_log,
+            self.env_info,
+            self.truncated,
+            self.reward,
+            self.truncation_reason,
+            self.turn_rewards,
+            self.reward_components,
+        )
+
+    def numbers(self, *, max_turns_reached: bool) -> dict[str, Any]:
+        """What enters the metrics of its group."""
+        assistant_tokens = sum(self.turn_gen_tokens)
+        return {
+            "turn_count": self.turn_count,
+            "total_tokens": assistant_tokens + self.env_tokens,
+            "assistant_tokens": assistant_tokens,
+            "env_tokens": self.env_tokens,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "max_turns_reached": max_turns_reached,
+            "total_reward": self.reward,
+            "turn_gen_tokens": self.turn_gen_tokens,
+            "turn_input_tokens": self.turn_input_tokens,
+            "turn_total_tokens": [sum(pair) for pair in zip(self.turn_gen_tokens, self.turn_input_tokens, strict=True)],
+            "per_worker_token_counts": self.per_worker_token_counts,
+        }
+
+
+def _copied(message: Message) -> Message:
+    """A message of its own; tensors and texts are copied without the detours of `deepcopy`."""
+    return {
+        key: value.clone() if hasattr(value, "clone") else value if isinstance(value, str) else deepcopy(value)
+        for key, value in message.items()
+    }
+
+
+def leader_worker(value: Any) -> int | None:
+    """The worker that generated a row, given per row as an int or as a list of one; anything else is no worker."""
+    if value is None:
+        return None
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    worker = rows[0] if isinstance(rows, list) and rows else rows
+    if isinstance(worker, list) and len(worker) == 1:
+        worker = worker[0]
+    if type(worker) is int:
+        return worker
+    logger.warning("gen_leader_worker_idx is %r, neither numbers nor lists of one; its tokens are not counted", value)
+    return None
 
 
 class AsyncRolloutImpl:
@@ -45,6 +191,7 @@ class AsyncRolloutImpl:
         policy_generation: GenerationInterface,
         max_rollout_turns: int = UNLIMITED_TURNS,
         timeouts: RolloutTimeouts | None = None,
+        reward_weights: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
         """`kwargs` is what the other path needs; it is not looked at."""
@@ -55,6 +202,15 @@ class AsyncRolloutImpl:
         self.policy_generation = policy_generation
         self.max_rollout_turns = max_rollout_turns
         self.timeouts = timeouts or RolloutTimeouts()
+        self.reward_weights = reward_weights
+        self.overrides = RolloutOverrides()
+
+    def with_overrides(self, overrides: RolloutOverrides) -> "AsyncRolloutImpl":
+        """The same, but for what one call wants otherwise."""
+        other = copy(self)
+        other.overrides = overrides
+        other.num_generations_per_prompt = overrides.n or self.num_generations_per_prompt
+        return other
 
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
         """All completions of a prompt.
@@ -75,7 +231,7 @@ class AsyncRolloutImpl:
             prompt_idx=input_sample["idx"],
             prompt=input_sample["message_log"],
             extra_env_info=input_sample["extra_env_info"],
-            metadata={"task_name": input_sample["task_name"]},
+            metadata={"task_name": input_sample["task_name"], **_split_of(self.overrides)},
             completions=completions,
             rollout_metrics={**metrics, **timer.get_timing_metrics(reduction_op="sum")},
         )
@@ -98,21 +254,18 @@ class AsyncRolloutImpl:
         """Let the policy continue, or record that there is no room left for it to do so."""
         length = num_tokens(trajectory.message_log)
         if length >= self.max_seq_len:
-            trajectory.add_generation(_nothing_said(), length, {"truncated": True})
+            trajectory.add_generation(_nothing_said(), length, {"truncated": True, "reason": "max_seq_len"})
             return
         seconds = self.timeouts.generation_s
         try:
             async with deadline(seconds, lambda: _took_too_long("a generation", "generation_s", seconds, place)):
                 message, lengths, facts = await self._generate_response(trajectory.message_log, trajectory.stop_strings)
+        except _UnsoundOutputError as error:
+            raise RolloutDataFailure(f"{place}, turn {trajectory.turn_count}: the policy returned {error}") from error
         except RolloutFailure:
             raise
         except Exception as error:
             raise _generation_failure(error, place) from error
-        if has_nan([message]):
-            raise RolloutDataFailure(
-                f"{place}: the policy returned NaN log-probs for {len(message['token_ids'])} tokens of turn "
-                f"{trajectory.turn_count}; look for overflow in its logits"
-            )
         trajectory.add_generation(message, int(as_list(lengths)[0]), facts)
 
     async def _generate_response(
@@ -123,18 +276,27 @@ class AsyncRolloutImpl:
         input_ids = torch.cat([token_tensor(message["token_ids"]) for message in message_log]).unsqueeze(0)
         input_lengths = torch.tensor([input_ids.shape[1]], dtype=torch.int32)
         output: GenerationOutputSpec | None = None
-        async for _, latest in self.policy_generation.generate_async(
-            {"input_ids": input_ids, "input_lengths": input_lengths, "stop_strings": [stop_strings]}
-        ):
+        asked: GenerationDatumSpec = {
+            "input_ids": input_ids,
+            "input_lengths": input_lengths,
+            "stop_strings": [stop_strings],
+        }
+        if self.overrides.temperature is not None:
+            asked["temperature"] = self.overrides.temperature
+        if self.overrides.max_new_tokens is not None:
+            asked["max_new_tokens"] = self.overrides.max_new_tokens
+        how = {} if self.overrides.greedy is None else {"greedy": self.overrides.greedy}
+        async for _, latest in self.policy_generation.generate_async(asked, **how):
             output = latest
         if output is None:
             raise RolloutDataFailure("the generator yielded no output; it must yield one per row")
-        generated = slice(input_ids.shape[1], int(as_list(output["unpadded_sequence_lengths"])[0]))
-        token_ids = token_tensor(output["output_ids"][0, generated])
+        generated = _generated_part(output, input_ids)
+        token_ids = token_tensor(part_of(output["output_ids"][0], generated))
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         message: Message = {"role": "assistant", "content": text, "token_ids": token_ids}
         if "logprobs" in output:
-            message["generation_logprobs"] = logprob_tensor(output["logprobs"][0, generated])
+            message["generation_logprobs"] = logprob_tensor(part_of(output["logprobs"][0], generated))
+            _require_sound_log_probs(message["generation_logprobs"])
         facts: dict[str, Any] = {
             "truncated": "truncated" in output and bool(as_list(output["truncated"])[0]),
             "gen_leader_worker_idx": leader_worker(output.get("gen_leader_worker_idx")),
@@ -158,12 +320,72 @@ class AsyncRolloutImpl:
             raise
         step = EnvironmentReturn(*step)
         encoded = self.tokenizer(step.observations[0]["content"], add_special_tokens=False, return_tensors="pt")
-        trajectory.add_step(step, reward_of_one(step.rewards, f"{place}: the last step"), encoded["input_ids"][0])
+        reward = reward_of_one(step.rewards, f"{place}: the last step", self.reward_weights)
+        trajectory.add_step(step, reward, encoded["input_ids"][0])
 
     def _aggregate_rollout_metrics(
         self, completions: list[Completion], all_sample_metrics: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return native_metrics(completions, all_sample_metrics)
+
+
+class _UnsoundOutputError(RolloutDataFailure):
+    """What a generator returned cannot be what the policy generated; says what it is."""
+
+
+def _generated_part(output: GenerationOutputSpec, input_ids: Any) -> slice:
+    """Which part of the output was generated.
+
+    Raises:
+        _UnsoundOutputError: its lengths contradict each other, or the prompt is not what was asked.
+    """
+    asked = input_ids.shape[1]
+    output_ids, total = output["output_ids"], int(as_list(output["unpadded_sequence_lengths"])[0])
+    has_rows = output_ids.ndim == 2 and output_ids.shape[0] == 1
+    if not has_rows or not asked <= total <= output_ids.shape[1]:
+        raise _UnsoundOutputError(
+            f"unpadded_sequence_lengths of {total} for output_ids of shape {list(output_ids.shape)} and a prompt of "
+            f"{asked} tokens; it must be prompt and generation together"
+        )
+    if not _equal(output_ids[0, :asked], input_ids[0]):
+        raise _UnsoundOutputError(f"output_ids that do not begin with the {asked} tokens of the prompt")
+    told = output.get("generation_lengths")
+    if told is not None and int(as_list(told)[0]) != total - asked:
+        raise _UnsoundOutputError(
+            f"generation_lengths of {int(as_list(told)[0])} where prompt and generation leave {total - asked}"
+        )
+    if "logprobs" in output and output["logprobs"].shape != output_ids.shape:
+        shapes = f"{list(output['logprobs'].shape)} for output_ids of shape {list(output_ids.shape)}"
+        raise _UnsoundOutputError(f"logprobs of shape {shapes}; there must be one for every token")
+    return slice(asked, total)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one.dtype == other.dtype:
+        return bool(one.equal(other))
+    return bool((one == other).all())
+
+
+def _require_sound_log_probs(log_probs: Any) -> None:
+    """Check log-probs in a few passes in C: there may be tens of thousands.
+
+    Raises:
+        _UnsoundOutputError: one is NaN, infinite or positive.
+    """
+    if log_probs.numel() == 0:
+        return
+    least, most = log_probs.aminmax()  # both are NaN if anything is
+    if float(least) > -math.inf and float(most) <= _MOST_LOG_PROB:
+        return
+    if bool(log_probs.isnan().any()):
+        raise _UnsoundOutputError(f"NaN log-probs for {len(log_probs)} tokens; look for overflow in its logits")
+    if not bool(log_probs.isfinite().all()):
+        raise _UnsoundOutputError("infinite log-probs; a token that was sampled cannot have probability 0")
+    raise _UnsoundOutputError(f"log-probs up to {float(log_probs.max()):g}; a logarithm of a probability is at most 0")
+
+
+def _split_of(overrides: RolloutOverrides) -> dict[str, str]:
+    return {} if overrides.split is None else {"split": overrides.split}
 
 
 def _nothing_said() -> Message:

@@ -5,33 +5,258 @@
     group = await manager.run_rollout(sample)
 
 Two implementations stand behind it: the native path generates and steps the environment in this process, the
-servers' path (`use_nemo_gym=True`) sends rows to agents. A group is complete or an error; there is nothing between.
+servers' path (`use_nemo_gym=True`) sends the attempts at a prompt as rows to an agent, through one `run_rollouts`.
+A group is complete or an error; there is nothing between. `generate_and_push` puts it into a buffer from which a
+trainer takes it, while the weights may change.
 """
 
 import asyncio
 import logging
-from typing import Any, TypeAlias
+from collections.abc import Mapping, MutableMapping, Sequence
+from copy import copy, deepcopy
+from typing import Any, Protocol, TypeAlias
 
-from nemo_gym.rl.failures import classify_rollout_failure
-from nemo_gym.rl.gym_path import AsyncNemoGymRolloutImpl
-from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, GenerationInterface, PromptGroupRecord, Tokenizer
+from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
+from nemo_gym.rl.calls import call, deadline
+from nemo_gym.rl.failures import (
+    Budget,
+    FailureClass,
+    GymTransportError,
+    RolloutDataFailure,
+    RolloutOutcome,
+    RolloutRedispatchExhausted,
+    RolloutRetryPolicy,
+    RolloutStats,
+    RolloutTimeouts,
+    classify_rollout_failure,
+)
+from nemo_gym.rl.interfaces import (
+    Completion,
+    DatumSpec,
+    GenerationConfig,
+    GenerationInterface,
+    MessageLog,
+    PromptGroupRecord,
+    RolloutOverrides,
+    Timer,
+    Tokenizer,
+)
 from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
-from nemo_gym.rl.retry import Budget, RolloutRetryPolicy, RolloutStats, RolloutTimeouts
+from nemo_gym.rl.rewards import gym_metrics, reward_of_result
+from nemo_gym.rl.row_dispatch import ROW_INDEX_KEY
+from nemo_gym.rl.tensors import has_nan, num_tokens, with_tensors
+
+logger = logging.getLogger(__name__)
+
+TASK_NAME = "nemo_gym"
+TIMER_PREFIX = "timing/rollout"
+_UNSUPPORTED = ("stop_strings", "stop_token_ids", "top_k")
+TokenizerType: TypeAlias = Tokenizer
+"""Any tokenizer with the methods used here; those of transformers are."""
+
+
+class AsyncNemoGymRolloutImpl:
+    """Turns a prompt into rows, and what comes back into completions."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        task_to_env: dict[str, Any],
+        num_generations_per_prompt: int,
+        max_seq_len: int,
+        generation_config: GenerationConfig,
+        max_rollout_turns: int | None = None,
+        timeouts: RolloutTimeouts | None = None,
+        retry_policy: RolloutRetryPolicy | None = None,
+        reward_weights: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`task_to_env["nemo_gym"]` is a `NemoGym`, or the handle of one; `kwargs` is what the other path needs."""
+        self.tokenizer = tokenizer
+        self.task_to_env = task_to_env
+        self.num_generations_per_prompt = num_generations_per_prompt
+        self.max_seq_len = max_seq_len
+        self.generation_config = generation_config
+        self.max_rollout_turns = max_rollout_turns
+        self.timeouts = timeouts
+        self.retry_policy = retry_policy
+        self.reward_weights = reward_weights
+        self.overrides = RolloutOverrides()
+        self._validate_init_params()
+
+    def with_overrides(self, overrides: RolloutOverrides) -> "AsyncNemoGymRolloutImpl":
+        """The same, but for what one call wants otherwise."""
+        other = copy(self)
+        other.overrides = overrides
+        other.num_generations_per_prompt = overrides.n or self.num_generations_per_prompt
+        other.generation_config = dict(self.generation_config)  # type: ignore[assignment]
+        if overrides.greedy or overrides.temperature is not None:
+            other.generation_config["temperature"] = overrides.temperature or 0.0
+        if overrides.max_new_tokens is not None:
+            other.generation_config["max_new_tokens"] = overrides.max_new_tokens
+        return other
+
+    async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
+        """All completions of a prompt.
+
+        Raises:
+            GymTransportError: rows never came back.
+            RolloutDataFailure: a result cannot be trained on.
+        """
+        timer = Timer()
+        with timer.time(f"{TIMER_PREFIX}/total"):
+            inputs = self._build_inputs(input_sample)
+            with timer.time(f"{TIMER_PREFIX}/run_rollouts"):
+                completions, gym_timing = await self._run_rollouts(inputs, timer, TIMER_PREFIX)
+            with timer.time(f"{TIMER_PREFIX}/compute_metrics"):
+                agent = inputs[0][AGENT_REF_KEY_NAME]["name"]
+                metrics = self._compute_rollout_metrics(completions, agent)
+                metrics = _without_row_fields(metrics, completions, inputs[0], agent)
+        return PromptGroupRecord(
+            prompt_idx=input_sample["idx"],
+            prompt=input_sample["message_log"],
+            extra_env_info=input_sample["extra_env_info"],
+            metadata={
+                "task_name": TASK_NAME,
+                **({} if self.overrides.split is None else {"split": self.overrides.split}),
+            },
+            completions=completions,
+            rollout_metrics={**metrics, **gym_timing, **timer.get_timing_metrics(reduction_op="sum")},
+        )
+
+    def _validate_init_params(self) -> None:
+        for key in _UNSUPPORTED:
+            value = self.generation_config[key]  # type: ignore[literal-required]
+            assert not value, (
+                f"generation_config[{key!r}] is {value!r}, which is unsupported on the NeMo-Gym path: "
+                "the agent decides when to stop; set it to None"
+            )
+        assert self.max_rollout_turns in (None, 1), (
+            f"max_rollout_turns is {self.max_rollout_turns!r}, which is unsupported on the NeMo-Gym path: "
+            "the agent takes the turns; set it to None and limit the agent instead"
+        )
+
+    def _build_inputs(self, input_sample: DatumSpec) -> list[dict[str, Any]]:
+        """One row per attempt, each with its index; the sample itself is left alone."""
+        template = deepcopy(input_sample["extra_env_info"]) or {}
+        missing = [key for key in (RESPONSES_CREATE_PARAMS_KEY_NAME, AGENT_REF_KEY_NAME) if key not in template]
+        if missing:
+            raise RolloutDataFailure(
+                f"prompt {input_sample['idx']}: extra_env_info lacks {' and '.join(missing)}; "
+                "it must be a row as an agent's /run takes it"
+            )
+        params = template[RESPONSES_CREATE_PARAMS_KEY_NAME]
+        params["temperature"] = self.generation_config["temperature"]
+        params["top_p"] = self.generation_config["top_p"]
+        own_cap = params.get("max_output_tokens")
+        cap = self.generation_config["max_new_tokens"]
+        params["max_output_tokens"] = cap if own_cap is None else min(cap, own_cap)
+        return [{**deepcopy(template), ROW_INDEX_KEY: index} for index in range(self.num_generations_per_prompt)]
+
+    async def _run_rollouts(
+        self, inputs: list[dict[str, Any]], timer: Timer, timer_prefix: str
+    ) -> tuple[list[Completion], dict[str, Any]]:
+        """Completions in row order, and what the environment measured."""
+        options = {"timeouts": self.timeouts, "retry_policy": self.retry_policy}
+        given = {name: value for name, value in options.items() if value is not None}
+        seconds = self.timeouts.rollout_s if self.timeouts else None
+        every_row = [row[ROW_INDEX_KEY] for row in inputs]
+        async with deadline(seconds, lambda: _never_came_back(every_row, f"within rollout_s={seconds:g} s")):
+            results, timing = await call(
+                self._environment().run_rollouts, inputs, self.tokenizer, timer_prefix, **given
+            )
+        missing = [index for index in every_row if index >= len(results) or results[index] is None]
+        if missing:
+            raise _never_came_back(missing, "although the environment has finished")
+        return [self._result_to_completion(result) for result in results], timing
+
+    def _environment(self) -> Any:
+        if TASK_NAME not in self.task_to_env:
+            known = ", ".join(map(repr, self.task_to_env)) or "nothing"
+            raise ValueError(f"task_to_env has {known} but no {TASK_NAME!r}; put a NemoGym there")
+        return self.task_to_env[TASK_NAME]
+
+    def _result_to_completion(self, result: dict[str, Any]) -> Completion:
+        message_log: MessageLog = with_tensors(result["message_log"])
+        if has_nan(message_log):
+            raise RolloutDataFailure("a completion has NaN log-probs; look for overflow in the policy's logits")
+        full_result = result["full_result"]
+        reason = _why_incomplete(full_result)
+        if num_tokens(message_log) == self.max_seq_len:
+            reason = reason or "max_seq_len"
+        reward = reward_of_result(full_result, self.reward_weights)
+        return Completion(
+            message_log=message_log,
+            env_extras=full_result,
+            truncated=reason is not None,
+            reward=reward.total,
+            truncation_reason=reason,
+            reward_components=reward.components,
+        )
+
+    def _compute_rollout_metrics(self, completions: list[Completion], agent_name: str) -> dict[str, Any]:
+        return gym_metrics(completions, agent_name)
+
+
+def _why_incomplete(result: Mapping[str, Any]) -> str | None:
+    """What the model server says about an answer that was cut off; None when it was not."""
+    response = result.get("response")
+    if not isinstance(response, Mapping):
+        return None
+    details = response.get("incomplete_details")
+    if isinstance(details, Mapping):
+        return str(details.get("reason") or "incomplete")
+    return "incomplete" if response.get("status") == "incomplete" else None
+
+
+def _without_row_fields(
+    metrics: dict[str, Any], completions: Sequence[Completion], row: Mapping[str, Any], agent: str
+) -> dict[str, Any]:
+    """The metrics less those of fields that only came back as the row had them, such as its index or id."""
+    results = [completion.env_extras or {} for completion in completions]
+    told = {
+        key for key, value in row.items() if key == ROW_INDEX_KEY or all(it.get(key) == value for it in results)
+    } - {"reward"}
+    prefixes = tuple(f"{agent}/{key}/" for key in told)
+    return {key: value for key, value in metrics.items() if not (prefixes and key.startswith(prefixes))}
+
+
+def _never_came_back(rows: list[int], when: str) -> GymTransportError:
+    return GymTransportError(f"rows {rows} never came back from the environment {when}")
+
 
 __all__ = [
     "AsyncNemoGymRolloutImpl",
     "AsyncRolloutImpl",
     "RolloutManager",
+    "RolloutOutcome",
     "RolloutRetryPolicy",
     "RolloutStats",
     "RolloutTimeouts",
     "TokenizerType",
 ]
 
-logger = logging.getLogger(__name__)
 
-TokenizerType: TypeAlias = Tokenizer
-"""Any tokenizer with the methods used here; those of transformers are."""
+class GroupBuffer(Protocol):
+    """Where groups go that are made for a trainer."""
+
+    def reserve(self, *, weight_version: int, target_step: int | None) -> Any:
+        """Room for a group; the id to commit it under."""
+
+    async def commit(
+        self, group_id: Any, record: PromptGroupRecord, *, start_weight_version: int, end_weight_version: int
+    ) -> None:
+        """Put a group where it was reserved."""
+
+    async def remove_group(self, group_id: Any) -> None:
+        """Give back the room of a group that could not be made."""
+
+
+async def _give_place_back(buffer: GroupBuffer, group_id: Any) -> None:
+    try:
+        await buffer.remove_group(group_id)
+    except Exception as error:  # noqa: BLE001 - what failed before matters more
+        logger.warning("the place of group %s could not be given back: %r", group_id, error)
 
 
 class RolloutManager:
@@ -48,10 +273,16 @@ class RolloutManager:
         generation_config: GenerationConfig | None = None,
         use_nemo_gym: bool = False,
         *,
+        tq_buffer: GroupBuffer | None = None,
         timeouts: RolloutTimeouts | None = None,
         retry_policy: RolloutRetryPolicy | None = None,
+        reward_weights: Mapping[str, float] | None = None,
     ) -> None:
-        """`retry_policy` says how often a failed group is tried again: not at all when it is None."""
+        """`retry_policy` says how often a failed group is tried again: not at all when it is None.
+
+        `tq_buffer` is where `generate_and_push` puts groups; a `RolloutBuffer` will do. `reward_weights` is for
+        environments with several rewards, by name: their weighted sum is the reward of a completion.
+        """
         assert num_generations_per_prompt >= 1, (
             f"num_generations_per_prompt must be >= 1, but is {num_generations_per_prompt}"
         )
@@ -62,6 +293,8 @@ class RolloutManager:
             "generation_config is required on the NeMo-Gym path: it holds temperature, top_p and max_new_tokens"
         )
         self.stats = RolloutStats()
+        self.weight_version = 0
+        self._buffer = tq_buffer
         self._retry_policy = retry_policy or RolloutRetryPolicy.single_attempt()
         options: dict[str, Any] = {
             "tokenizer": tokenizer,
@@ -73,27 +306,107 @@ class RolloutManager:
             "generation_config": generation_config,
             "timeouts": timeouts,
             "retry_policy": retry_policy,
+            "reward_weights": reward_weights,
         }
         if not use_nemo_gym and max_rollout_turns is None:
             options["max_rollout_turns"] = UNLIMITED_TURNS
         self._impl = AsyncNemoGymRolloutImpl(**options) if use_nemo_gym else AsyncRolloutImpl(**options)
 
-    async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
+    async def run_rollout(
+        self, input_sample: DatumSpec, overrides: RolloutOverrides | None = None
+    ) -> PromptGroupRecord:
         """All completions of a prompt, tried again within the budgets of the retry policy.
+
+        `overrides` says what this call wants otherwise: fewer completions, other sampling.
 
         Raises:
             RolloutFailure: the last attempt's failure, or whatever an environment of the native path raised.
         """
         budget = Budget(self._retry_policy)
+        impl = self._impl if overrides is None else self._impl.with_overrides(overrides)
         while True:
             try:
-                record = await self._impl.run_rollout(input_sample)
+                record = await impl.run_rollout(input_sample)
             except Exception as error:  # noqa: BLE001 - raised again unless a budget allows another attempt
                 await self._pause_or_give_up(error, budget, input_sample)
             else:
                 self.stats.completed += 1
                 self.stats.gym_row_redispatches += int(record.rollout_metrics.get("gym_row_redispatches", 0))
                 return record
+
+    def set_weight_version(self, version: int) -> None:
+        """From now on the policy has these weights; groups are stamped with them."""
+        self.weight_version = int(version)
+
+    async def generate_and_push(
+        self,
+        input_sample: DatumSpec,
+        *,
+        target_step: int | None = None,
+        inflight_registry: MutableMapping[Any, tuple[asyncio.Task[Any] | None, int]] | None = None,
+    ) -> RolloutOutcome:
+        """Make the group of a prompt and commit it to the buffer, or leave the prompt out as the policy allows.
+
+        While a group is made, `inflight_registry` has the task that makes it and the version it began with, under
+        the id of its place; cancelling that task gives the place back.
+
+        Raises:
+            RolloutDataFailure: more prompts would be left out than `max_skipped_prompts`.
+            RolloutRedispatchExhausted: more in a row than `max_consecutive_dropped_prompts`.
+        """
+        assert self._buffer is not None, "tq_buffer is required to push groups; pass one to the manager"
+        budget = Budget(self._retry_policy)
+        while True:
+            try:
+                await self._push_one(self._buffer, input_sample, target_step, inflight_registry)
+            except Exception as error:  # noqa: BLE001 - raised again unless the policy says otherwise
+                try:
+                    await self._pause_or_give_up(error, budget, input_sample)
+                except Exception as final:  # noqa: BLE001 - the same
+                    return self._skip_or_raise(final)
+            else:
+                self.stats.commit()
+                return RolloutOutcome.COMMITTED
+
+    async def _push_one(
+        self,
+        buffer: "GroupBuffer",
+        sample: DatumSpec,
+        target_step: int | None,
+        registry: MutableMapping[Any, tuple[asyncio.Task[Any] | None, int]] | None,
+    ) -> None:
+        if hasattr(buffer, "wait_for_room"):
+            await buffer.wait_for_room()
+        start = self.weight_version
+        group_id = buffer.reserve(weight_version=start, target_step=target_step)
+        in_flight = {} if registry is None else registry
+        in_flight[group_id] = (asyncio.current_task(), start)
+        try:
+            record = await self._impl.run_rollout(sample)
+            del in_flight[group_id]  # before the commit, which must not be cancelled half way
+            await buffer.commit(group_id, record, start_weight_version=start, end_weight_version=self.weight_version)
+        except BaseException:
+            in_flight.pop(group_id, None)
+            await _give_place_back(buffer, group_id)
+            raise
+
+    def _skip_or_raise(self, error: Exception) -> RolloutOutcome:
+        policy, stats = self._retry_policy, self.stats
+        if classify_rollout_failure(error) is FailureClass.DATA:
+            if stats.skipped < policy.max_skipped_prompts:
+                stats.skipped += 1
+                return RolloutOutcome.SKIPPED
+            if policy.max_skipped_prompts == 0:
+                raise error
+            raise RolloutDataFailure(
+                f"more than max_skipped_prompts={policy.max_skipped_prompts} prompts failed; the last: {error}"
+            ) from error
+        stats.drop(error)
+        if stats.consecutive_drops > policy.max_consecutive_dropped_prompts:
+            raise RolloutRedispatchExhausted(
+                f"{stats.consecutive_drops} prompts in a row failed in the infrastructure; the last: {error}"
+            ) from error
+        return RolloutOutcome.SKIPPED
 
     async def _pause_or_give_up(self, error: Exception, budget: Budget, sample: DatumSpec) -> None:
         """Wait before the next attempt, or raise the error when the budget of its class is used up."""

@@ -19,8 +19,8 @@ from nemo_gym.rl.failures import (
     classify_rollout_failure,
 )
 from nemo_gym.rl.tensors import has_nan
-from nemo_gym.rollouts import record
-from nemo_gym.rollouts.record import Outcome, Result, Row, outcome_of
+from nemo_gym.runs import record
+from nemo_gym.runs.record import Outcome, Result, Row, outcome_of
 
 logger = logging.getLogger(__name__)
 

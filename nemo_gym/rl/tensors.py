@@ -1,7 +1,6 @@
 """Between lists of numbers and tensors: tensors where torch is installed, lists where it is not."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,16 +21,26 @@ def require_torch(what: str) -> Any:
     Raises:
         TorchMissingError: it is not installed; the message says that `what` needs it.
     """
-    if find_spec("torch") is None:
+    if not torch_is_there():
         raise TorchMissingError(f"{what} needs torch, which is not installed; install nemo-gym with the extra `rl`")
     import torch
 
     return torch
 
 
+def torch_is_there() -> bool:
+    """Whether torch is installed."""
+    return find_spec("torch") is not None
+
+
 def token_tensor(ids: Any) -> Any:
     """Token ids as an int64 tensor, also when there are none."""
     return _tensor(ids, _INT64)
+
+
+def part_of(tensor: Any, wanted: slice) -> Any:
+    """A part of a tensor that keeps nothing else of it alive, as a slice would."""
+    return tensor[wanted].clone()
 
 
 def logprob_tensor(values: Any) -> Any:
@@ -61,19 +70,19 @@ def num_tokens(message_log: MessageLog, role: str | None = None) -> int:
 
 def has_nan(message_log: MessageLog) -> bool:
     """Whether any log-prob in the log is not a number."""
-    return any(math.isnan(value) for value in _logprobs(message_log))
+    return any(_has_nan(message["generation_logprobs"]) for message in message_log if "generation_logprobs" in message)
 
 
-def _logprobs(message_log: MessageLog) -> Iterable[float]:
-    for message in message_log:
-        yield from as_list(message.get("generation_logprobs", ()))
+def _has_nan(values: Any) -> bool:
+    if hasattr(values, "isnan"):
+        return bool(values.isnan().any())
+    return any(value != value for value in values)
 
 
 def _tensor(values: Any, dtype_name: str) -> Any:
-    if find_spec("torch") is None:
+    if not torch_is_there():
         return as_list(values)
-    import torch
-
+    torch = require_torch("a tensor")
     dtype = getattr(torch, dtype_name)
     if isinstance(values, torch.Tensor):
         return values.to(dtype)

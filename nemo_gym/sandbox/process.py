@@ -1,5 +1,10 @@
-"""One isolated process, as the server sees it: started, asked, killed."""
+"""Isolated processes, as the server sees them: one is started, asked and killed; a bounded number is shared by calls.
 
+Calls to them do not block the event loop. How much memory the machine has for them, and how often its kernel killed for
+want of it, tells a failure of the machine from one of the program.
+"""
+
+import asyncio
 import contextlib
 import json
 import os
@@ -7,22 +12,89 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from nemo_gym.errors import GymError
+from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.child import Limits
+from nemo_gym.sandbox.confine import LAYERS
 
-End = Literal["done", "error", "timeout", "cpu_limit", "killed", "output_limit"]
-
+_MEBIBYTE = 1024 * 1024
+_MACHINE, _KILLS = Path("/proc/meminfo"), Path("/proc/vmstat")
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_FILES_OF_VERSION = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
+End = Literal["done", "error", "timeout", "cpu_limit", "killed", "output_limit", "folder_limit"]
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from nemo_gym.sandbox.zygote import main; main()"
 _START_TIMEOUT_S = 120.0
 _GRACE_S = 30.0
 _FOLDER_BYTES = 64 * 1024 * 1024
+_BESIDES_MB = _FOLDER_BYTES // (1024 * 1024) + 64
+"""What work may take beyond its memory: its folder, and what the kernel keeps for it."""
+_Result = TypeVar("_Result")
+
+
+def kills() -> int:
+    """How many processes the kernel has killed, on this machine and since it started, for want of memory."""
+    return _counters(_KILLS).get("oom_kill", 0)
+
+
+def available_mb() -> float:
+    """Memory that this process and its children can still have: of the machine, and of the control groups they are in.
+
+    0 where that is not known.
+    """
+    machine = _counters(_MACHINE).get("MemAvailable:", 0) / 1024
+    return min([machine, *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[float]:
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            yield from _left_upwards(_GROUPS / "memory", path, 1)
+        elif not controllers:
+            unified = _GROUPS / "unified"
+            yield from _left_upwards(unified if unified.exists() else _GROUPS, path, 2)
+
+
+def _left_upwards(root: Path, path: str, version: int) -> Iterator[float]:
+    """What is left below the limit of a group and of each group around it; files that are only cached do not count."""
+    limit_file, usage_file, cached = _FILES_OF_VERSION[version]
+    group = root / path.lstrip("/")
+    while group.is_relative_to(root):
+        try:
+            limit = (group / limit_file).read_text().strip()
+            if limit != "max":
+                counters = _counters(group / "memory.stat")
+                used = int((group / usage_file).read_text()) - sum(counters.get(name, 0) for name in cached)
+                yield max(0.0, (int(limit) - used) / _MEBIBYTE)
+        except (OSError, ValueError):
+            pass  # this one has no limit, or is not shown inside a container
+        group = group.parent
+
+
+def _counters(file: Path) -> dict[str, int]:
+    """Names and numbers, one pair per line."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    words = (line.split() for line in lines)
+    return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
 class SandboxError(GymError, RuntimeError):
@@ -60,7 +132,13 @@ class Work:
 class IsolatedProcess:
     """A process that does work after work, each in a child of its own. It belongs to one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, room_mb: float = 0) -> None:
+        """Start it.
+
+        Args:
+            room_mb: Memory that the machine has for the work of this process whatever other isolated processes do.
+        """
+        self._room_mb = room_mb
         self.layers: list[str] = []
         """The layers of isolation that hold."""
         self.holds = False
@@ -102,13 +180,22 @@ class IsolatedProcess:
         """Have one piece of work done.
 
         Raises:
-            SandboxError: the process failed.
+            SandboxError: the process failed, or the machine had not the memory that the work was promised.
         """
         request = {"payload": payload, "stdin": stdin, "limits": asdict(limits)}
+        kills_before = kills()
         answer = self._ask(request, limits.wall_s + _GRACE_S)
         self.is_clean = answer.pop("is_clean")
         value = _value(answer.pop("result"))
-        return Outcome(**answer, value=value)
+        if answer["end"] == "not_begun":
+            raise SandboxError(f"work could not be begun: {_last_line(answer['stderr']) or answer['detail']}")
+        outcome = Outcome(**answer, value=value)
+        was_killed = outcome.end == "killed" and outcome.detail == "SIGKILL"
+        if was_killed and has_room(limits.memory_mb, self._room_mb) and kills() > kills_before:
+            raise SandboxError(
+                "the kernel killed a program because others left it no memory; give this machine more, or less to do"
+            )
+        return outcome
 
     def kill(self) -> None:
         """Kill it with everything it started; whoever waits for its answer gets a `SandboxError`. For any thread."""
@@ -146,6 +233,15 @@ class IsolatedProcess:
         return f" (exit code {code}){': ' + text if text else ''}"
 
 
+def has_room(memory_mb: int, room_mb: float) -> bool:
+    """Whether work with this limit can never be the reason that memory runs out."""
+    return memory_mb + _BESIDES_MB <= room_mb
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
 def _value(result: str | None) -> Any:
     """What the work returned. It may have written there itself, so anything is possible."""
     try:
@@ -169,3 +265,142 @@ def _clean_environment(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
+
+
+class SandboxUnavailableError(ConfigError, RuntimeError):
+    """This system does not offer enough to isolate a process."""
+
+
+class _Processes:
+    """Those that are running, and those of them that are free."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.free: list[IsolatedProcess] = []
+        self.all: set[IsolatedProcess] = set()
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Close those that are free; kill the others, which their users then close."""
+        with self.lock:
+            self.is_closed = True
+            free, self.free = self.free, []
+            busy = self.all.difference(free)
+        for process in busy:
+            process.kill()
+        for process in free:
+            self.discard(process)
+
+    def add(self, process: IsolatedProcess) -> None:
+        with self.lock:
+            if self.is_closed:
+                raise SandboxError("the server is shutting down")
+            self.all.add(process)
+
+    def give_back(self, process: IsolatedProcess) -> None:
+        with self.lock:
+            is_usable = process.is_clean and not self.is_closed
+            if is_usable:
+                self.free.append(process)
+        if not is_usable:
+            self.discard(process)
+
+    def discard(self, process: IsolatedProcess) -> None:
+        with self.lock:
+            self.all.discard(process)
+        process.close()
+
+
+class IsolatedPool:
+    """Up to `size` isolated processes that are started when needed and used again.
+
+    It belongs to no event loop, and ends its processes when it is closed or forgotten.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        size: int,
+        *,
+        require_isolation: bool,
+        layers: Sequence[str] = LAYERS,
+        size_everywhere: int | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            work: What the processes do.
+            size: How many there may be.
+            require_isolation: Whether a process that cannot be isolated is refused.
+            layers: What to isolate them with.
+            size_everywhere: How many there may be on this machine when other pools share the work.
+        """
+        self._room_mb = available_mb() / max(size, size_everywhere or 0)
+        self._work = work
+        self._require_isolation = require_isolation
+        self._layers = layers
+        self._executor = ThreadPoolExecutor(size, thread_name_prefix="isolated")
+        self._processes = _Processes()
+        weakref.finalize(self, self._processes.close)
+
+    async def run(self, job: Callable[[IsolatedProcess], _Result]) -> _Result:
+        """Do `job` with a process of its own, in a thread, as soon as one is free.
+
+        Raises:
+            SandboxError: the process failed.
+            SandboxUnavailableError: a process cannot be isolated as required.
+        """
+        return await asyncio.wrap_future(self._executor.submit(self._with_process, job))
+
+    def start(self) -> IsolatedProcess:
+        """Start a process ahead of its first use, and see what isolates it.
+
+        Raises:
+            SandboxUnavailableError: it cannot be isolated as required.
+        """
+        return self._with_process(lambda process: process)
+
+    def start_in_background(self) -> None:
+        """Start a process ahead of its first use; whatever goes wrong shows when it is used."""
+        self._executor.submit(self.start)
+
+    def has_room_for(self, memory_mb: int) -> bool:
+        """Whether the machine has this much memory for the work of every process."""
+        return has_room(memory_mb, self._room_mb)
+
+    def close(self) -> None:
+        """End all processes; work in progress fails."""
+        self._processes.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _with_process(self, job: Callable[[IsolatedProcess], _Result]) -> _Result:
+        process = self._take()
+        try:
+            result = job(process)
+        except BaseException:
+            self._processes.discard(process)
+            raise
+        self._processes.give_back(process)
+        return result
+
+    def _take(self) -> IsolatedProcess:
+        with self._processes.lock:
+            if self._processes.free:
+                return self._processes.free.pop()
+        process = IsolatedProcess(self._room_mb)
+        try:
+            self._processes.add(process)
+            process.isolate(self._work, self._layers)
+            self._check(process)
+        except BaseException:
+            self._processes.discard(process)
+            raise
+        return process
+
+    def _check(self, process: IsolatedProcess) -> None:
+        if self._require_isolation and not process.holds:
+            problems = "; ".join(f"{layer}: {why}" for layer, why in process.problems.items())
+            raise SandboxUnavailableError(
+                f"a process cannot be isolated here ({problems or 'no layer of isolation was asked for'}). It takes "
+                "seccomp and either Landlock (Linux 5.13 and newer) or unprivileged user namespaces"
+            )

@@ -1,18 +1,25 @@
-"""Arguments of the commands that prepare data sets and benchmarks."""
+"""Arguments of the commands that prepare data sets and benchmarks, and of those that move data sets."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 DataMode = Literal["train_preparation", "example_validation"]
 DataBackend = Literal["gitlab", "huggingface"]
+DataType = Literal["train", "validation", "benchmark", "example"]
+TYPES_OF_MODE: dict[DataMode, tuple[DataType, ...]] = {
+    "train_preparation": ("train", "validation", "benchmark"),
+    "example_validation": ("example",),
+}
 
 
 class TrainDataProcessorConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_prepare_data`."""
 
+    shortcuts = ("benchmark", "environment")
     output_dirpath: str = Field(min_length=1)
     """Folder for one file of rows and one of metrics per kind of data set."""
     mode: DataMode
@@ -27,24 +34,134 @@ class TrainDataProcessorConfig(BaseNeMoGymCLIConfig):
     keep_offending_rows: bool = False
     """Write rows that cannot be rolled out like all others, and only leave them out of the metrics."""
 
+    @property
+    def in_scope_dataset_types(self) -> list[DataType]:
+        """The types of data sets that the mode takes."""
+        return list(TYPES_OF_MODE[self.mode])
+
 
 class ListBenchmarksConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_list_benchmarks`."""
 
     query: str | None = None
     """Show only benchmarks whose name, domain, description, agent or environment is like this."""
-    json_format: bool = Field(False, alias="json")  # `json` itself is a method of every pydantic model
+    json_format: bool = Field(default=False, alias="json")  # `json` itself is a method of every pydantic model
     """Print one JSON list instead of a table."""
 
 
 class PrepareBenchmarkConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_prepare_benchmark`."""
 
+    shortcuts = ("benchmark",)
     use_cached_prepared_benchmarks: bool = False
     """Leave benchmarks alone whose data is there already."""
-    num_prepare_benchmark_processes: int = Field(1, ge=1)
+    num_prepare_benchmark_processes: int = Field(default=1, ge=1)
     """How many benchmarks are prepared at the same time."""
     prepare_script_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the `prepare` function of the scripts."""
     source: str | None = None
     """Prepare from this local file instead of downloading; for one benchmark at a time."""
+
+
+class UploadJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
+    """Upload a JSONL data set to a GitLab model registry."""
+
+    dataset_name: str
+    version: str
+    input_jsonl_fpath: str
+
+
+class DownloadJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
+    """Download a JSONL data set from a GitLab model registry."""
+
+    dataset_name: str
+    version: str
+    artifact_fpath: str
+    output_fpath: str
+
+
+class DeleteJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
+    """Delete a data set from a GitLab model registry."""
+
+    dataset_name: str
+
+
+class BaseUploadJsonlDatasetHuggingFaceConfig(BaseNeMoGymCLIConfig):
+    """Upload a JSONL data set to the Hugging Face hub."""
+
+    hf_token: str
+    """Access token of the hub."""
+    hf_organization: str
+    """Organisation or user that owns the data set."""
+    hf_collection_name: str
+    """Collection the data set is added to."""
+    hf_collection_slug: str
+    """Trailing part of the collection's address."""
+    input_jsonl_fpath: str
+    """File to upload."""
+    resource_config_path: str
+    """Config of the resources server the data belongs to; its domain becomes part of the name."""
+    dataset_name: str | None = None
+    """Name of the data set; the resources server's folder name when unset."""
+    hf_dataset_prefix: str = "Nemotron-RL"
+    """First part of the repository's name."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Which split the file is."""
+    create_pr: bool = False
+    """Propose the upload as a pull request instead of committing it."""
+    revision: str | None = None
+    """Branch to commit to."""
+    commit_message: str | None = None
+    """Message of the commit."""
+    commit_description: str | None = None
+    """Body of the commit's message."""
+
+
+class UploadJsonlDatasetHuggingFaceConfig(BaseUploadJsonlDatasetHuggingFaceConfig):
+    """Upload a JSONL data set to the Hugging Face hub and keep it elsewhere."""
+
+    forbidden_fields: ClassVar[set[str]] = {"delete_from_gitlab"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_forbidden_fields(cls, data: object) -> object:
+        """Refuse what belongs to `ng_gitlab_to_hf_dataset`."""
+        found = sorted(cls.forbidden_fields & set(data)) if isinstance(data, Mapping) else []
+        if found:
+            raise ValueError(f"Forbidden fields present: {', '.join(found)} belongs to ng_gitlab_to_hf_dataset")
+        return data
+
+
+class UploadJsonlDatasetHuggingFaceMaybeDeleteConfig(BaseUploadJsonlDatasetHuggingFaceConfig):
+    """Upload a JSONL data set to the Hugging Face hub, then delete it from GitLab if asked to."""
+
+    delete_from_gitlab: bool = False
+    """Delete the data set from GitLab after the upload."""
+
+
+class DownloadJsonlDatasetHuggingFaceConfig(BaseNeMoGymCLIConfig):
+    """Download a JSONL data set from the Hugging Face hub."""
+
+    repo_id: str
+    """Repository of the data set, `<owner>/<name>`."""
+    artifact_fpath: str | None = None
+    """A raw file of the repository to fetch as it is."""
+    output_dirpath: str | None = None
+    """Folder to write `<split>.jsonl` files to."""
+    output_fpath: str | None = None
+    """File to write to."""
+    hf_token: str | None = None
+    """Access token, for private data sets."""
+    split: Literal["train", "validation", "test"] | None = None
+    """Split to load; all of them when unset."""
+
+    @model_validator(mode="after")
+    def check_output_path(self) -> "DownloadJsonlDatasetHuggingFaceConfig":
+        """Refuse destinations that contradict what is asked for."""
+        if bool(self.output_dirpath) == bool(self.output_fpath):
+            raise ValueError("give exactly one of `output_dirpath` and `output_fpath`")
+        if self.artifact_fpath and self.split:
+            raise ValueError("`artifact_fpath` names a file and `split` a part of the data set: give one of them")
+        if self.output_fpath and not (self.split or self.artifact_fpath):
+            raise ValueError("`output_fpath` takes one file: name it with `split` or `artifact_fpath`")
+        return self

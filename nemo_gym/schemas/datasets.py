@@ -70,13 +70,15 @@ class DatasetConfig(BaseModel):
     license: License | None = None
 
     @model_validator(mode="after")
-    def _license_for_data_that_trains(self) -> "DatasetConfig":
+    def check_train_validation_sets(self) -> "DatasetConfig":
+        """Data that trains has a licence."""
         if self.license is None and self.type in ("train", "validation"):
             raise ValueError(f"A license is required for {self.type} data sets: add `license` to {self.name!r}")
         return self
 
     @model_validator(mode="after")
-    def _one_source_in_both_spellings(self) -> "DatasetConfig":
+    def normalize_dataset_source(self) -> "DatasetConfig":
+        """One source, in both spellings."""
         identifiers = [self.gitlab_identifier, self.huggingface_identifier]
         if self.source is None:
             self._mirror_identifier()
@@ -104,13 +106,13 @@ class DatasetConfig(BaseModel):
 
 
 class BenchmarkDatasetConfig(BaseModel):
-    """A benchmark's data: raw rows written by `prepare_script`, turned into prompts by `prompt_config`."""
+    """A benchmark's data: raw rows that `prepare_script` writes, if any, turned into prompts by `prompt_config`."""
 
     model_config = ConfigDict(defer_build=True)
 
     name: str
     type: Literal["benchmark"]
     jsonl_fpath: Path
-    prepare_script: Path
+    prepare_script: Path | None = None
     prompt_config: Path | None = None
     num_repeats: int = Field(default=1, ge=1)

@@ -1,12 +1,15 @@
 """What travels to and from `POST /aggregate_metrics`: scored rollouts in, numbers out."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
 
 class AggregateMetricsRequest(BaseModel):
     """The results of one agent, over which metrics are to be computed."""
+
+    MOST_LEVELS: ClassVar[int] = 100
+    """What is nested more deeply is read as null: one odd record must not cost all others their metrics."""
 
     verify_responses: list[dict[str, Any]]
     """One per rollout: its indices, `reward`, the verifier's fields and, when known, `response.usage`."""

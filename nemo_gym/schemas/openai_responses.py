@@ -1,19 +1,132 @@
-"""The Responses API: what is asked of a model and what it answers.
+"""The Responses API: what is asked of a model, what it answers, and how many tokens that cost.
 
 Requests are strict, since a misspelt parameter would silently change an experiment;
-answers keep whatever a provider adds.
+answers keep whatever a provider adds. Providers leave the details of the cost out, or send null for them, and clients
+count on them: what is read may lack them, what is written always has them, with 0 for what nobody told.
 """
 
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, with_config
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, with_config
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from nemo_gym.schemas.openai_item_union import NeMoGymResponseInput, NeMoGymResponseOutputItem
-from nemo_gym.schemas.openai_items import NeMoGymEasyInputMessage, NeMoGymResponseOutputMessage
-from nemo_gym.schemas.openai_usage import NeMoGymResponseUsage
-from nemo_gym.schemas.wire import TextOrList, WireModel, fastapi_body
+from nemo_gym.schemas.openai_items import (
+    NeMoGymEasyInputMessage,
+    NeMoGymResponseInput,
+    NeMoGymResponseOutputItem,
+    NeMoGymResponseOutputMessage,
+)
+from nemo_gym.schemas.wire import OrObject, TextOrList, WireModel, fastapi_body, fields_of
+
+_DETAILS = frozenset({"input_tokens_details", "output_tokens_details"})
+_Object: TypeAlias = Annotated[dict[str, Any], OrObject()]
+"""An object nobody here looks into; Python programs may give a model of OpenAI's SDK for it."""
+
+
+class NeMoGymResponseInputTokensDetails(WireModel):
+    """Of the input tokens, those that came from the provider's cache."""
+
+    cached_tokens: int
+
+
+class NeMoGymResponseOutputTokensDetails(WireModel):
+    """Of the output tokens, those spent on reasoning."""
+
+    reasoning_tokens: int
+
+
+class _ToldOrZero:
+    """Marks details whose `count` may be missing or null, as may the details themselves.
+
+    Complete ones, the usual case, are read without calling Python.
+    """
+
+    def __init__(self, count: str) -> None:
+        self._count = count
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        complete = handler(source)
+
+        def completed(given: Any) -> Any:
+            fields = fields_of(given) or {}
+            if not isinstance(fields, Mapping):
+                raise ValueError
+            counted = 0 if fields.get(self._count) is None else fields[self._count]
+            return source.model_validate({**fields, self._count: counted})
+
+        return core_schema.union_schema(
+            [complete, core_schema.no_info_plain_validator_function(completed)],
+            mode="left_to_right",
+            custom_error_type="token_details",
+            custom_error_message=f"Token details are null or an object whose {self._count} is a whole number",
+            serialization=core_schema.simple_ser_schema("any"),
+        )
+
+
+class NeMoGymResponseUsage(WireModel):
+    """Tokens read and written, and the details, which count 0 when the provider does not tell."""
+
+    input_tokens: int
+    input_tokens_details: Annotated[NeMoGymResponseInputTokensDetails, _ToldOrZero("cached_tokens")] = Field(
+        default_factory=lambda: NeMoGymResponseInputTokensDetails(cached_tokens=0)
+    )
+    output_tokens: int
+    output_tokens_details: Annotated[NeMoGymResponseOutputTokensDetails, _ToldOrZero("reasoning_tokens")] = Field(
+        default_factory=lambda: NeMoGymResponseOutputTokensDetails(reasoning_tokens=0)
+    )
+    total_tokens: int
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Count the details as given, so that every dump has them."""
+        given = self.__pydantic_fields_set__
+        given |= _DETAILS
+
+    @classmethod
+    def sum_from_list(cls, usages: Iterable["NeMoGymResponseUsage"]) -> "NeMoGymResponseUsage":
+        """What all `usages` cost together; nothing costs nothing."""
+        summands = list(usages)
+        if summands:
+            return reduce(_add_usages, summands)
+        return cls(input_tokens=0, output_tokens=0, total_tokens=0)
+
+
+def _add_usages(left: NeMoGymResponseUsage, right: NeMoGymResponseUsage) -> NeMoGymResponseUsage:
+    details = {
+        "input_tokens_details": _added(left.input_tokens_details, right.input_tokens_details),
+        "output_tokens_details": _added(left.output_tokens_details, right.output_tokens_details),
+    }
+    return type(left).model_validate({**_added(left, right), **details})
+
+
+def _added(left: WireModel, right: WireModel) -> dict[str, int]:
+    """The sums of what both sides count; a count that one side lacks is unknown."""
+    ours, theirs = _fields(left), _fields(right)
+    return {
+        name: count + theirs[name]
+        for name, count in ours.items()
+        if isinstance(count, int) and isinstance(theirs.get(name), int)
+    }
+
+
+def _fields(counts: WireModel) -> dict[str, Any]:
+    """`dict(counts)`, which costs ten times as much."""
+    return {**counts.__dict__, **counts.__pydantic_extra__} if counts.__pydantic_extra__ else counts.__dict__
+
+
+def accumulate_response_usage(
+    total: NeMoGymResponseUsage | None, additional: NeMoGymResponseUsage | None
+) -> NeMoGymResponseUsage | None:
+    """Add one call's usage to a running total, which starts as None.
+
+    A call without usage changes nothing. A count besides the documented ones that one of the two
+    lacks is left out of the sum: a number that covers only some calls would pass for the whole.
+    """
+    if total is None or additional is None:
+        return additional if total is None else total
+    return _add_usages(total, additional)
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -56,14 +169,14 @@ class NeMoGymResponseCreateParamsNonStreaming(BaseModel):
     model: str | None = None
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    prompt: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    prompt: _Object | None = None
+    reasoning: _Object | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     store: bool | None = None
     temperature: float | None = None
-    text: dict[str, Any] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
-    tools: list[ToolParam] = Field(default_factory=list)
+    text: _Object | None = None
+    tool_choice: Literal["none", "auto", "required"] | _Object = "auto"
+    tools: Annotated[list[ToolParam], OrObject()] = Field(default_factory=list)
     top_logprobs: int | None = None
     top_p: float | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -94,8 +207,8 @@ class NeMoGymResponse(WireModel):
 
     id: str
     created_at: float
-    error: NeMoGymResponseError | None = None
-    incomplete_details: NeMoGymIncompleteDetails | None = None
+    error: Annotated[NeMoGymResponseError, OrObject()] | None = None
+    incomplete_details: Annotated[NeMoGymIncompleteDetails, OrObject()] | None = None
     instructions: str | list[dict[str, Any]] | None = None
     metadata: dict[str, Any] | None = None
     model: str
@@ -103,24 +216,24 @@ class NeMoGymResponse(WireModel):
     output: list[NeMoGymResponseOutputItem]
     parallel_tool_calls: bool = True
     temperature: float | None = None
-    tool_choice: str | dict[str, Any] = "auto"
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str | _Object = "auto"
+    tools: Annotated[list[dict[str, Any]], OrObject()] = Field(default_factory=list)
     top_p: float | None = None
     background: bool | None = None
-    conversation: dict[str, Any] | None = None
+    conversation: _Object | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     previous_response_id: str | None = None
-    prompt: dict[str, Any] | None = None
+    prompt: _Object | None = None
     prompt_cache_key: str | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: _Object | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     status: str | None = None
-    text: dict[str, Any] | None = None
+    text: _Object | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
-    usage: NeMoGymResponseUsage | None = None
+    usage: Annotated[NeMoGymResponseUsage, OrObject()] | None = None
     user: str | None = None
 
     @property

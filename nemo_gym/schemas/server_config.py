@@ -1,19 +1,22 @@
-"""How servers are configured: references, addresses, and the shape of a server instance.
+"""How servers are configured: references, addresses, the shape of a server instance, and settings that all read.
 
-An instance is `<name>: {<server type>: {<implementation>: {entrypoint: app.py, ...}}}`.
+An instance is `<name>: {<server type>: {<implementation>: {entrypoint: app.py, ...}}}`. What the head server tells
+about a running one is here, too, and so are the settings of experiment trackers.
 """
 
+import posixpath
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nemo_gym.keys import AGENTS_TYPE, ENTRYPOINT_KEY_NAME, MODELS_TYPE, RESOURCES_TYPE, SERVER_TYPES
+from nemo_gym.keys import AGENTS_TYPE, ENTRYPOINT_KEY_NAME, MASK, MODELS_TYPE, RESOURCES_TYPE, SERVER_TYPES
 from nemo_gym.schemas.datasets import BenchmarkDatasetConfig, DatasetConfig
 
 _BUILT_WHEN_USED = ConfigDict(defer_build=True)
 """Validators take longer to build than to run, and most processes need only some of them."""
+ServerStatus = Literal["success", "connection_error", "timeout", "unknown_error"]
 
 
 class ModelServerRef(BaseModel):
@@ -115,13 +118,15 @@ class BaseRunServerTypeConfig(BaseModel):
     datasets: list[Annotated[DatasetConfig | BenchmarkDatasetConfig, Field(discriminator="type")]] | None = None
 
 
-class _InstanceBase(BaseModel):
+class BaseServerTypeConfig(BaseModel):
+    """A block that holds one server of one type."""
+
     model_config = ConfigDict(extra="allow", defer_build=True)
 
     SERVER_TYPE: ClassVar[str]
 
     @model_validator(mode="after")
-    def _exactly_one_implementation(self) -> "_InstanceBase":
+    def _exactly_one_implementation(self) -> "BaseServerTypeConfig":
         implementations = list(getattr(self, self.SERVER_TYPE))
         if len(implementations) != 1:
             raise ValueError(
@@ -140,14 +145,23 @@ def _without_domain(implementations: object) -> object:
     }
 
 
-class ResponsesAPIModelServerTypeConfig(_InstanceBase):
+class ResponsesAPIModelServerTypeConfig(BaseServerTypeConfig):
     """A block that holds one model server."""
 
     SERVER_TYPE: ClassVar[str] = MODELS_TYPE
     responses_api_models: Annotated[dict[str, BaseRunServerTypeConfig], BeforeValidator(_without_domain)]
 
 
-class ResourcesServerTypeConfig(_InstanceBase):
+def _require_domains(implementations: Mapping[str, BaseRunServerTypeConfig]) -> None:
+    for implementation, block in implementations.items():
+        if block.domain is None:
+            choices = ", ".join(Domain)
+            raise ValueError(
+                f"A domain is required for resources servers: add `domain` to {implementation!r}, one of {choices}"
+            )
+
+
+class ResourcesServerTypeConfig(BaseServerTypeConfig):
     """A block that holds one resources server."""
 
     SERVER_TYPE: ClassVar[str] = RESOURCES_TYPE
@@ -156,26 +170,34 @@ class ResourcesServerTypeConfig(_InstanceBase):
     @field_validator("resources_servers")
     @classmethod
     def _domain_is_required(cls, value: dict[str, BaseRunServerTypeConfig]) -> dict[str, BaseRunServerTypeConfig]:
-        for implementation, block in value.items():
-            if block.domain is None:
-                choices = ", ".join(Domain)
-                raise ValueError(
-                    f"A domain is required for resources servers: add `domain` to {implementation!r}, one of {choices}"
-                )
+        _require_domains(value)
         return value
 
 
-class ResponsesAPIAgentServerTypeConfig(_InstanceBase):
+class ResponsesAPIAgentServerTypeConfig(BaseServerTypeConfig):
     """A block that holds one agent."""
 
     SERVER_TYPE: ClassVar[str] = AGENTS_TYPE
     responses_api_agents: Annotated[dict[str, BaseRunServerTypeConfig], BeforeValidator(_without_domain)]
 
 
-class _NamedInstance(_InstanceBase):
+ServerTypeConfig = ResponsesAPIModelServerTypeConfig | ResourcesServerTypeConfig | ResponsesAPIAgentServerTypeConfig
+
+
+class BaseServerInstanceConfig(BaseServerTypeConfig):
+    """A server with its name."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
     name: str
     server_type_config_dict: Any = Field(exclude=True, repr=False)
     """The live block of the config: what is changed in it is changed in the config."""
+
+    def validate_domain_for_resources_server(self) -> Self:
+        """Refuse a resources server without a domain; only these have one."""
+        if self.SERVER_TYPE == RESOURCES_TYPE:
+            _require_domains(getattr(self, self.SERVER_TYPE))
+        return self
 
     def get_server_ref(self) -> ServerRef:
         """The reference other servers use for this one."""
@@ -185,6 +207,14 @@ class _NamedInstance(_InstanceBase):
     def implementation(self) -> str:
         """Name of the folder the server lives in, below its type's folder."""
         return str(next(iter(getattr(self, self.SERVER_TYPE))))
+
+    @property
+    def module_name(self) -> str:
+        """The module of its entrypoint, as it is imported from the root its folder was found in."""
+        file = posixpath.normpath(
+            posixpath.join(self.SERVER_TYPE, self.implementation, self.get_inner_run_server_config().entrypoint)
+        )
+        return file.removesuffix(".py").replace("/", ".")
 
     def get_inner_run_server_config_dict(self) -> Any:
         """The live innermost block."""
@@ -201,15 +231,15 @@ class _NamedInstance(_InstanceBase):
         return self.get_inner_run_server_config().datasets
 
 
-class ResponsesAPIModelServerInstanceConfig(_NamedInstance, ResponsesAPIModelServerTypeConfig):
+class ResponsesAPIModelServerInstanceConfig(BaseServerInstanceConfig, ResponsesAPIModelServerTypeConfig):
     """A named model server."""
 
 
-class ResourcesServerInstanceConfig(_NamedInstance, ResourcesServerTypeConfig):
+class ResourcesServerInstanceConfig(BaseServerInstanceConfig, ResourcesServerTypeConfig):
     """A named resources server."""
 
 
-class ResponsesAPIAgentServerInstanceConfig(_NamedInstance, ResponsesAPIAgentServerTypeConfig):
+class ResponsesAPIAgentServerInstanceConfig(BaseServerInstanceConfig, ResponsesAPIAgentServerTypeConfig):
     """A named agent."""
 
 
@@ -259,3 +289,122 @@ def is_almost_server(block: object) -> bool:
         if isinstance(implementations := block[server_type], Mapping)  # type: ignore[index]
         for inner in implementations.values()
     )
+
+
+class RecordingMode(StrEnum):
+    """What a model server does with recorded calls."""
+
+    OFF = "off"
+    RECORD = "record"
+    """Ask the endpoint, and keep every answer."""
+    REPLAY = "replay"
+    """Answer from the recording only; a call that is not in it is an error."""
+    AUTO = "auto"
+    """Answer from the recording; ask the endpoint for what is missing, and keep that."""
+
+
+def _off_is_a_word(mode: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return RecordingMode.OFF.value if mode is False else mode
+
+
+class RecordingConfig(BaseModel):
+    """The calls of a model server, kept in a folder and answered from it."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
+
+    folder: str | None = Field(default=None, min_length=1)
+    """Where the recording is; servers, replicas, hosts and runs can share it."""
+    mode: Annotated[RecordingMode, BeforeValidator(_off_is_a_word)] = RecordingMode.OFF
+    """off; record: keep every answer; replay: answer from the recording only; auto: ask for what is missing."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """How large the folder may become; what comes after that is not recorded, and a warning says so."""
+
+    @model_validator(mode="after")
+    def _there_is_a_folder(self) -> Self:
+        if self.mode is not RecordingMode.OFF and self.folder is None:
+            raise ValueError(f"mode {self.mode} needs a folder: add `folder: <path>`, or +recording_folder=<path>")
+        return self
+
+
+class ProfilingMiddlewareInputConfig(BaseModel):
+    """Where profiles go."""
+
+    model_config = ConfigDict(extra="ignore", defer_build=True)
+
+    profiling_results_dirpath: str | None = None
+
+
+class ProfilingMiddlewareConfig(ProfilingMiddlewareInputConfig):
+    """Whether servers profile themselves."""
+
+    profiling_enabled: bool = False
+
+
+class UvicornLoggingConfig(BaseModel):
+    """What of requests is logged."""
+
+    model_config = ConfigDict(extra="ignore", defer_build=True)
+
+    uvicorn_logging_show_200_ok: bool = False
+
+
+class ServerInstanceDisplayConfig(BaseModel):
+    """One running server; `process_name` and `config_path` are its instance name, `name` its implementation."""
+
+    config_path: str | None = None
+    dir_path: str | None = None
+    entrypoint: str | None = None
+    host: str | None = None
+    name: str | None = None
+    pid: int | None = None
+    port: int | None = None
+    process_name: str | None = None
+    server_type: str | None = None
+    start_time: float | None = None
+    status: ServerStatus | None = None
+    uptime_seconds: float | None = None
+    url: str | None = None
+    isolation: str | None = None
+    """`hosted` with others in one process, `process` of its own, or a `venv` of its own."""
+    replica: int | None = None
+    """Which of the identical hosts it belongs to, from 0."""
+
+
+class ExporterConfig(BaseModel):
+    """Settings of one tracker; the keys are those of the configuration, at its top level."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether they are complete, so that a run can be opened; a masked key is no key."""
+        raise NotImplementedError
+
+
+class WANDBConfig(ExporterConfig):
+    """Weights & Biases: a run is opened only when all three are set."""
+
+    wandb_project: str | None = None
+    wandb_name: str | None = None
+    wandb_api_key: str | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a run can be opened; a masked key is no key."""
+        return bool(self.wandb_project and self.wandb_name and self.wandb_api_key) and self.wandb_api_key != MASK
+
+
+class MLFlowConfig(ExporterConfig):
+    """MLflow: a run is opened only when address, experiment and run name are set; not every server wants a token."""
+
+    mlflow_tracking_uri: str | None = None
+    mlflow_tracking_token: str | None = None
+    mlflow_experiment_name: str | None = None
+    mlflow_run_name: str | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a run can be opened; a masked token is no token."""
+        named = self.mlflow_tracking_uri and self.mlflow_experiment_name and self.mlflow_run_name
+        return bool(named) and self.mlflow_tracking_token != MASK

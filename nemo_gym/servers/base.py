@@ -1,32 +1,40 @@
 """A server is a config, a client for calling other servers, and an app.
 
 Constructing one needs no network and no configuration of the process, so that authors can
-build their servers in tests with a mocked client.
+build their servers in tests with a mocked client. What a server holds while it serves (processes, pools, files) begins
+and ends with its app.
 """
 
+import inspect
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.middleware import Middleware
 
-from nemo_gym.config.auth import auth_token
 from nemo_gym.config.instances import readable_errors
 from nemo_gym.config_types import BaseRunServerInstanceConfig
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.global_config import get_first_server_config_dict, get_global_config_dict
-from nemo_gym.http.local import CANCELLABLE_PATHS
-from nemo_gym.http.seams import replaceable
-from nemo_gym.http.server_client import ServerClient
+from nemo_gym.http.client import ServerClient
+from nemo_gym.http.settings import replaceable
+from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
 from nemo_gym.keys import SESSION_SECRET_KEY_NAME
+from nemo_gym.paths import RESULTS_DIR
+from nemo_gym.rollout_correlation import RolloutHeaderMiddleware, are_rollouts_named
+from nemo_gym.runtime import raise_open_file_limit
+from nemo_gym.schemas.server_config import ProfilingMiddlewareConfig
 from nemo_gym.servers.auth import AuthMiddleware
-from nemo_gym.servers.context import require_instance
+from nemo_gym.servers.context import prefix_output, require_instance
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures, answer_validation_error
 from nemo_gym.servers.routes import DirectRoute
 from nemo_gym.servers.sessions import SessionMiddleware, Sessions
@@ -35,6 +43,24 @@ logger = logging.getLogger(__name__)
 
 _MISSPELT_CUTOFF = 0.8
 """Blocks may hold keys that the class does not know; only one that is almost a setting is worth a word."""
+
+
+def while_serving(app: FastAPI, *, end: Callable[[], object], begin: Callable[[], object] | None = None) -> FastAPI:
+    """Call `begin` when the app starts and `end` when it stops, around whatever else it does then; the same app."""
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(served: Any) -> AsyncIterator[Any]:
+        async with inner(served) as state:
+            if begin is not None:
+                begin()
+            try:
+                yield state
+            finally:
+                end()
+
+    app.router.lifespan_context = lifespan
+    return app
 
 
 class BaseServer(BaseModel):
@@ -54,24 +80,36 @@ class BaseServer(BaseModel):
                 f"the config has no server instance called {name!r}; it has {', '.join(map(str, config))}"
             )
         block = OmegaConf.to_container(get_first_server_config_dict(config, name), resolve=True)
-        config_class: Any = cls.model_fields["config"].annotation
+        assert isinstance(block, dict)
+        config_class = config_class_of(cls)
         try:
-            loaded: BaseRunServerInstanceConfig = config_class.model_validate({**block, "name": name})  # type: ignore[dict-item]
+            loaded: BaseRunServerInstanceConfig = config_class.model_validate({**block, "name": name})
         except ValidationError as error:
-            problems = "\n".join(f"  - {line}" for line in readable_errors(error))
+            problems = "; ".join(readable_errors(error))
             raise ConfigError(
-                f"the config of server {name!r} does not fit {config_class.__name__}:\n{problems}"
+                f"the config of server {name!r} does not fit {config_class.__name__}: {problems} "
+                "(ng_validate with the same arguments names the file)"
             ) from error
-        _warn_of_misspellings(name, block, config_class)
+        for key, meant in misspelt_settings(block, config_class).items():
+            logger.warning("%s has no setting %r, so it is ignored; did you mean %r?", name, key, meant)
         return loaded
 
 
-def _warn_of_misspellings(name: str, block: Any, config_class: type[BaseModel]) -> None:
+def config_class_of(server_class: type[BaseServer]) -> type[BaseRunServerInstanceConfig]:
+    """The class annotated on a server's `config`."""
+    annotated: Any = server_class.model_fields["config"].annotation
+    return annotated  # type: ignore[no-any-return]
+
+
+def misspelt_settings(block: Mapping[Any, Any], config_class: type[BaseModel]) -> dict[str, str]:
+    """The keys that are almost a setting, each with the one that was probably meant and is not set."""
     fields = set(config_class.model_fields)
+    found: dict[str, str] = {}
     for key in map(str, block):
         meant = get_close_matches(key, sorted(fields), n=1, cutoff=_MISSPELT_CUTOFF)
         if key not in fields and meant and meant[0] not in block:
-            logger.warning("%s has no setting %r, so it is ignored; did you mean %r?", name, key, meant[0])
+            found[key] = meant[0]
+    return found
 
 
 class SimpleServer(BaseServer):
@@ -88,7 +126,7 @@ class SimpleServer(BaseServer):
 
     def new_app(self) -> FastAPI:
         """An app without routes, with sessions."""
-        app = FastAPI(title=self.config.name)
+        app = FastAPI(title=self.config.name or type(self).__name__)
         app.router.route_class = DirectRoute
         self.setup_session_middleware(app)
         return app
@@ -100,14 +138,16 @@ class SimpleServer(BaseServer):
     def setup_session_middleware(self, app: FastAPI) -> None:
         """Give `app` sessions; a second call does nothing."""
         if _position(app, SessionMiddleware) is None:
-            sessions = Sessions(self.get_session_middleware_key(), self._session_secret())
-            app.add_middleware(SessionMiddleware, sessions=sessions)
+            app.add_middleware(SessionMiddleware, sessions=self.new_sessions())
+
+    def new_sessions(self) -> Sessions:
+        """Who reads and writes the session cookies."""
+        return Sessions(self.get_session_middleware_key(), self._session_secret())
 
     def setup_exception_middleware(self, app: FastAPI) -> None:
         """Answer exceptions as JSON, inside the session layer and around all else; a second call does nothing.
 
-        Around all of it, callers without the run's token are turned away if there is one: so is every app that is
-        served, whoever built it.
+        Around all of it, who may not call is turned away: so it is with every app that is served, whoever built it.
         """
         if _position(app, ErrorMiddleware) is not None:
             return
@@ -117,8 +157,7 @@ class SimpleServer(BaseServer):
         if session_at is not None:
             app.user_middleware.insert(session_at + 1, layer)
         app.user_middleware.insert(0, layer)  # for what other middleware raises
-        if (token := self.required_token()) is not None:
-            app.add_middleware(AuthMiddleware, token=token, instance_name=self.config.name)
+        app.add_middleware(AuthMiddleware, **self.who_may_call(app))
         app.add_exception_handler(RequestValidationError, answer_validation_error)
 
     def setup_liveness(self, app: FastAPI) -> None:
@@ -127,16 +166,54 @@ class SimpleServer(BaseServer):
         for path in {"/", "/health"} - taken:
             app.get(path, include_in_schema=False)(_alive)
 
-    def required_token(self) -> str | None:
-        """What callers over HTTP must show; None when everybody may call."""
-        return auth_token(self._run_config())
+    def setup_profiling(self, app: FastAPI, profiling_config: ProfilingMiddlewareConfig) -> None:
+        """Profile everything this server does from its start to its end, if that is enabled.
+
+        `GET /stats` writes what there is so far, and so does the end; the folder is
+        `<profiling_results_dirpath>/<name>`.
+        """
+        if not profiling_config.profiling_enabled:
+            return
+        from nemo_gym.profiling import Profiler
+
+        folder = Path(profiling_config.profiling_results_dirpath or RESULTS_DIR / "profiling") / self.config.name
+        profiler = Profiler(name=self.config.name, base_profile_dir=folder)
+        inner = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def profiled(served: FastAPI) -> AsyncIterator[Any]:
+            profiler.start()
+            try:
+                async with inner(served) as state:
+                    yield state
+            finally:
+                profiler.stop()
+
+        async def stats() -> dict[str, str]:
+            profiler.dump()
+            return {"profile": str(folder)}
+
+        app.router.lifespan_context = profiled
+        app.get("/stats", include_in_schema=False)(stats)
+
+    def set_ulimit(self, target_soft_limit: int = 65_535) -> None:
+        """Let this process have that many files open, or as many as the system allows."""
+        raise_open_file_limit(target_soft_limit)
+
+    def prefix_server_logs(self) -> None:
+        """Put this server's name before every line it prints."""
+        prefix_output(self.config.name)
+
+    def who_may_call(self, app: FastAPI) -> dict[str, Any]:
+        """What `AuthMiddleware` around this server has to know."""
+        return {"config": self._run_config(), "instance_name": self.config.name, "described_by": app}
 
     def _session_secret(self) -> str | None:
         return self._run_config().get(SESSION_SECRET_KEY_NAME)
 
     def _run_config(self) -> Mapping[Any, Any]:
         config = getattr(self.server_client, "global_config_dict", None)
-        return config if isinstance(config, DictConfig) else {}
+        return config if isinstance(config, Mapping) else {}
 
     @classmethod
     def from_global_config(cls) -> Self:
@@ -150,6 +227,11 @@ class SimpleServer(BaseServer):
         app = self.setup_webserver()
         self.setup_liveness(app)
         self.setup_exception_middleware(app)
+        settings = self._run_config()
+        if are_rollouts_named(settings):
+            app.add_middleware(RolloutHeaderMiddleware)
+        if settings.get("profiling_enabled"):
+            self.setup_profiling(app, ProfilingMiddlewareConfig.model_validate(dict(settings)))
         return app
 
     @classmethod
@@ -166,3 +248,23 @@ async def _alive() -> dict[str, str]:
 
 def _position(app: FastAPI, middleware_class: Any) -> int | None:
     return next((at for at, used in enumerate(app.user_middleware) if used.cls is middleware_class), None)
+
+
+class NotOneServerClassError(GymError):
+    """A module defines no server class, or several."""
+
+
+def one_server_class(module: ModuleType) -> type[SimpleServer]:
+    """The one concrete server class that `module` itself defines."""
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, SimpleServer)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+    ]
+    if len(found) != 1:
+        names = ", ".join(sorted(item.__name__ for item in found)) or "none"
+        raise NotOneServerClassError(f"{module.__name__} should define exactly one server class, it defines {names}")
+    return found[0]

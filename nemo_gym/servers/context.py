@@ -4,7 +4,6 @@ Alone in its process a server is named by the environment; hosted with others, b
 variable, which also tells whose output a printed line is.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +12,14 @@ from typing import TextIO
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME
+from nemo_gym.process_inputs import instance_name
 
 _INSTANCE_NAME: ContextVar[str | None] = ContextVar("nemo_gym_instance_name", default=None)
 
 
 def current_instance() -> str | None:
     """The instance this code runs for, if it runs for one."""
-    return _INSTANCE_NAME.get() or os.environ.get(NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME) or None
+    return _INSTANCE_NAME.get() or instance_name()
 
 
 def require_instance() -> str:

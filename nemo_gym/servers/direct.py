@@ -3,7 +3,7 @@
 A request meets the same things on either way: the instance's name, its session, errors as JSON, the end
 of its session. The short way is open as long as these are all there is: an app with middleware of its
 own, and every endpoint that asks for more than one JSON body, is served by the framework. So is a caller
-who still has to show the run's token.
+of whom nobody has found out yet that he may call.
 """
 
 import asyncio
@@ -18,16 +18,35 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.http.local import ADMITTED, Answer
+from nemo_gym.http.call_log import CALL_LOG, CallLog
+from nemo_gym.http.transports.memory import ADMITTED, Answer
+from nemo_gym.rollout_correlation import (
+    ModelPathMiddleware,
+    RolloutContextMiddleware,
+    RolloutHeaderMiddleware,
+    enter_rollout,
+    execution_in,
+    leave_rollout,
+    rollout_of_caller,
+)
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
-from nemo_gym.servers.middleware import ErrorMiddleware, Failures, read_body
+from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Failures, read_body, wants_calls
 from nemo_gym.servers.routes import DirectCall, DirectRoute
-from nemo_gym.servers.session_lifetime import SessionLifetimeMiddleware, SessionLifetimes
-from nemo_gym.servers.sessions import Session, SessionMiddleware, Sessions
+from nemo_gym.servers.sessions import Session, SessionLifetimeMiddleware, SessionLifetimes, SessionMiddleware, Sessions
 
 _BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
-_KNOWN_LAYERS = {AuthMiddleware, SessionMiddleware, ErrorMiddleware, SessionLifetimeMiddleware}
+_KNOWN_LAYERS = {
+    CallLogMiddleware,
+    AuthMiddleware,
+    SessionMiddleware,
+    ErrorMiddleware,
+    SessionLifetimeMiddleware,
+    RolloutHeaderMiddleware,
+    RolloutContextMiddleware,
+    ModelPathMiddleware,
+}
+"""The last two concern only paths that no endpoint has, so that `find` does not find them."""
 
 
 class DirectLane:
@@ -40,6 +59,8 @@ class DirectLane:
         self._routes_seen = -1
         layers: dict[Any, dict[str, Any]] = {layer.cls: layer.kwargs for layer in app.user_middleware}
         self._is_locked = AuthMiddleware in layers
+        self._can_log_calls = CallLogMiddleware in layers
+        self._knows_rollouts = RolloutHeaderMiddleware in layers
         self._open = set(layers) <= _KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
         if self._open:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
@@ -80,6 +101,12 @@ class DirectLane:
         self, call: DirectCall, scope: Scope, body: bytes, receive: Receive, content: Any = None
     ) -> Answer | Response:
         """What an endpoint found by `find` answers, its failures included; `content` is instead of `body`, if given."""
+        log = CallLog(scope["headers"]) if self._can_log_calls and wants_calls(scope) else None
+        log_token = None if log is None else CALL_LOG.set(log)
+        named = None
+        if self._knows_rollouts and rollout_of_caller() is None:  # a caller in this process has set it
+            named = execution_in(scope["headers"])
+        rollout = None if named is None else enter_rollout(*named)
         token = enter_instance(self._instance_name)
         try:
             session = self._sessions.open(scope)
@@ -92,15 +119,21 @@ class DirectLane:
                 raise
             except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers
                 answer = await self._failed(error, scope, receive)
-            answer = self._with_headers(answer, session)
+            answer = self._with_headers(answer, session, log)
             if self._lifetimes is not None:
                 await self._lifetimes.request_answered(scope)
             return answer
         finally:
             leave_instance(token)
+            if log is not None and log_token is not None:
+                CALL_LOG.reset(log_token)
+                if log.name:
+                    log.close()
+            if rollout is not None:
+                leave_rollout(rollout)
 
-    def _with_headers(self, answer: Answer | Response, session: Session) -> Answer | Response:
-        """The answer with its session and, if it is an error, where that happened."""
+    def _with_headers(self, answer: Answer | Response, session: Session, log: CallLog | None) -> Answer | Response:
+        """The answer with its session, the calls it took and, if it is an error, where that happened."""
         if isinstance(answer, Answer):
             status, headers = answer.status, answer.headers
         else:
@@ -108,6 +141,8 @@ class DirectLane:
         if status >= _BAD_REQUEST:
             headers += self._failures.origin_headers(status, headers)
         headers.append(self._sessions.header(session))
+        if log is not None:
+            headers.append(log.header())
         if isinstance(answer, Answer):
             return answer
         if _is_plain(answer):
@@ -118,12 +153,12 @@ class DirectLane:
     async def _failed(self, error: BaseException, scope: Scope, receive: Receive) -> Response:
         handler = self._handler(error)
         if handler is None:
-            return self._failures.answer(error, scope["path"])
+            return self._failures.answer(error, scope)
         try:
             answered = handler(Request(scope, receive), error)
             response: Response = await answered if isawaitable(answered) else answered
         except Exception as raised:  # noqa: BLE001 - a handler of the author's own
-            return self._failures.answer(raised, scope["path"])
+            return self._failures.answer(raised, scope)
         return response
 
     def _handler(self, error: BaseException) -> Any:

@@ -7,22 +7,21 @@ names and addresses only.
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from fastapi import FastAPI
 from omegaconf import OmegaConf
 from pydantic import PrivateAttr
 
-from nemo_gym.config.auth import auth_token
 from nemo_gym.config.secrets import mask_tree
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.global_config import get_global_config_dict
-from nemo_gym.http.seams import replaceable
-from nemo_gym.http.server_client import ServerClient
-from nemo_gym.http.settings import process_config
-from nemo_gym.keys import RUN_ID_KEY_NAME
+from nemo_gym.http.client import ServerClient
+from nemo_gym.http.settings import process_config, replaceable
+from nemo_gym.keys import RUN_ID_KEY_NAME, SERVER_STATES_PATH
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import BaseServer
 from nemo_gym.servers.listening import listen
@@ -36,6 +35,7 @@ class HeadServer(BaseServer):
 
     config: BaseServerConfig  # type: ignore[assignment]
     _server_instances: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+    _starting: list[str] = PrivateAttr(default_factory=list)
 
     @classmethod
     def run_webserver(cls) -> tuple[uvicorn.Server, threading.Thread, "HeadServer"]:
@@ -59,10 +59,10 @@ class HeadServer(BaseServer):
         app = FastAPI(title="head server")
         app.get("/global_config_dict_yaml")(self.global_config_dict_yaml)
         app.get("/server_instances")(self.get_server_instances)
+        app.get(SERVER_STATES_PATH)(self.server_states)
         app.get("/health")(self.health)
         app.get("/", include_in_schema=False)(self.alive)
-        if (token := auth_token(process_config())) is not None:
-            app.add_middleware(AuthMiddleware, token=token, instance_name="the head server")
+        app.add_middleware(AuthMiddleware, config=process_config(), instance_name="the head server", described_by=app)
         return app
 
     async def global_config_dict_yaml(self) -> str:
@@ -78,6 +78,27 @@ class HeadServer(BaseServer):
         """Publish the running servers."""
         self._server_instances = instances
 
+    def set_starting(self, names: Sequence[str]) -> None:
+        """Publish which servers are being started, for the first time or again."""
+        self._starting = list(names)
+
+    async def server_states(self, cpu: bool = False) -> dict[str, Any]:
+        """Which servers are being started; with `cpu` also what the processes of the others do."""
+        states: dict[str, Any] = {"starting": self._starting}
+        if cpu:
+            states["processes"] = self._processes()
+        return states
+
+    def _processes(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for instance in self._server_instances:
+            name, activity = instance.get("process_name"), activity_of(instance.get("pid"))
+            if name is not None and activity is not None:
+                so_far = found.setdefault(name, {"cpu_s": 0.0, "is_stopped": False})
+                so_far["cpu_s"] += activity.cpu_s
+                so_far["is_stopped"] |= activity.is_stopped
+        return found
+
     async def health(self) -> dict[str, Any]:
         """That the head is up, and which run it belongs to."""
         config = replaceable("get_global_config_dict", get_global_config_dict)()
@@ -86,3 +107,41 @@ class HeadServer(BaseServer):
     async def alive(self) -> dict[str, str]:
         """That the head is up."""
         return {"status": "ok"}
+
+
+class Activity(NamedTuple):
+    """What a process does, with all that it started."""
+
+    cpu_s: float
+    """CPU time so far."""
+    is_stopped: bool
+    """By a signal, or a debugger."""
+
+
+def activity_of(pid: int | None) -> Activity | None:
+    """What the process `pid` of this machine does; None where nobody can tell (it is gone, or this is not Linux)."""
+    if pid is None or (own := _stat(pid)) is None:
+        return None
+    everybody = [own, *(stat for child in _descendants(pid) if (stat := _stat(child)) is not None)]
+    ticks = sum(int(number) for stat in everybody for number in stat[11:15])  # own and of children that have ended
+    return Activity(ticks / os.sysconf("SC_CLK_TCK"), own[0] in "Tt")
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat from the third, the state, on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    to_visit = [pid]
+    while to_visit:
+        try:
+            lists = [each.read_text() for each in Path(f"/proc/{to_visit.pop()}/task").glob("*/children")]
+        except OSError:
+            continue
+        children = [int(child) for text in lists for child in text.split()]
+        yield from children
+        to_visit += children

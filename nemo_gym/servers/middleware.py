@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 import orjson
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -18,18 +19,26 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.errors import GymError
+from nemo_gym.http import partial
+from nemo_gym.http.call_log import ASKED, CALL_LOG, CallLog
+from nemo_gym.http.error_words import place_of, raised_in, unwrapped
 from nemo_gym.http.errors import (
     ERROR_CLASS_HEADER,
     ERROR_SERVER_HEADER,
     ERROR_STATUS_HEADER,
+    ServerResponseError,
     excerpt,
     failure_headers,
 )
-from nemo_gym.http.local import CANCELLABLE_PATHS
+from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
+from nemo_gym.log import SAME_AS
+from nemo_gym.rollout_correlation import without_rollout_prefix
+from nemo_gym.terminal import without_numbers
 
 logger = logging.getLogger(__name__)
 
 _ERROR_SERVER_HEADER = ERROR_SERVER_HEADER.encode()
+_RUN_PATH = "/run"
 
 
 def json_response(content: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
@@ -55,22 +64,50 @@ class Failures:
             (ERROR_CLASS_HEADER.encode(), b"HTTPException"),
         ]
 
-    def answer(self, error: BaseException, path: str) -> Response:
+    def answer(self, error: BaseException, scope: Scope) -> Response:
         """The 500 that callers, and models reading a tool's output, know."""
+        path = scope["path"]
         content = getattr(error, "response_content", None)
         if isinstance(content, bytes):
-            text = f"Hit an exception in {self.server_key} calling an inner server: {content!r}"
-            logger.warning("%s: %s failed: %s", self.instance_name, path, error)
-        elif isinstance(error, GymError):  # it says where, what and why itself; a dead server makes for hundreds of it
-            text = repr(error)
-            logger.warning("%s: %s failed: %s", self.instance_name, path, error)
-        elif isinstance(error, Exception):
-            text = repr(error)
-            logger.error("%s: %s raised %s", self.instance_name, path, type(error).__name__, exc_info=error)
+            text = f"Hit an exception in {self.server_key} calling an inner server: {unwrapped(content)!r}"
         else:
-            text = "An unknown error occurred"
-            logger.error("%s: %s raised %s", self.instance_name, path, type(error).__name__, exc_info=error)
-        return json_response(text, HTTPStatus.INTERNAL_SERVER_ERROR, failure_headers(error, self.instance_name))
+            text = repr(error) if isinstance(error, Exception) else "An unknown error occurred"
+        headers = failure_headers(error, self.instance_name, self._line(error, path))
+        partial_response = partial.partial_of(error)
+        if partial_response is not None and partial.is_wanted(scope["headers"]):
+            kept = partial.bounded(partial_response)
+            if kept is not None:
+                both: dict[str, Any] = {"error": text, "partial_response": kept}
+                if partial.failed_in(error) is not None:
+                    both["failed_in"] = partial.failed_in(error)
+                return json_response(both, HTTPStatus.INTERNAL_SERVER_ERROR, {**headers, partial.HAS_PARTIAL: "true"})
+        return json_response(text, HTTPStatus.INTERNAL_SERVER_ERROR, headers)
+
+    def _line(self, error: BaseException, path: str) -> str:
+        """The failure on one line; it is logged where it began, and there once for all that are alike."""
+        if not isinstance(error, GymError | aiohttp.ClientResponseError):
+            line = raised_in(error, path)
+            kind = f"{path} {type(error).__name__} {place_of(error)}"
+            logger.error(
+                "%s: %s raised %s",
+                self.instance_name,
+                path,
+                type(error).__name__,
+                exc_info=error,
+                extra={SAME_AS: f"{self.instance_name} {kind}"},
+            )
+            return line
+        line = str(error)
+        began_elsewhere = isinstance(error, ServerResponseError) and error.error_server is not None
+        logger.log(
+            logging.DEBUG if began_elsewhere else logging.WARNING,
+            "%s: %s failed: %s",
+            self.instance_name,
+            path,
+            line,
+            extra={SAME_AS: f"{self.instance_name} {path} {without_numbers(line)}"},
+        )
+        return line
 
 
 class ErrorMiddleware:
@@ -104,7 +141,39 @@ class ErrorMiddleware:
                 name = self.failures.instance_name
                 logger.exception("%s failed after it began to answer %s", name, scope["path"])
                 raise
-            await self.failures.answer(error, scope["path"])(scope, receive, send)
+            await self.failures.answer(error, scope)(scope, receive, send)
+
+
+class CallLogMiddleware:
+    """Tells whoever asks an agent for a rollout which calls were made for it, and how long they took."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if not wants_calls(scope):
+            await self.app(scope, receive, send)
+            return
+        log = CallLog(scope["headers"])
+
+        async def send_with_calls(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), log.header()]
+            await send(message)
+
+        token = CALL_LOG.set(log)
+        try:
+            await self.app(scope, receive, send_with_calls)
+        finally:
+            CALL_LOG.reset(token)
+            if log.name:
+                log.close()
+
+
+def wants_calls(scope: Scope) -> bool:
+    """Whether a request is one for a rollout, and for the calls that it takes."""
+    return scope["type"] == "http" and scope["path"] == _RUN_PATH and ASKED in scope["headers"]
 
 
 class DisconnectMiddleware:
@@ -119,7 +188,7 @@ class DisconnectMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["path"] not in self.paths:
+        if scope["type"] != "http" or without_rollout_prefix(scope["path"]) not in self.paths:
             await self.app(scope, receive, send)
             return
         body, complete = await read_body(receive)

@@ -3,11 +3,12 @@
 import atexit
 import importlib
 import logging
+import sys
 from typing import Any
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
-from nemo_gym.http.seams import replaceable
+from nemo_gym.http.settings import replaceable
 from nemo_gym.keys import RAY_HEAD_NODE_ADDRESS_KEY_NAME
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,13 @@ def initialize_ray() -> None:
     atexit.register(ray.shutdown)
     config[RAY_HEAD_NODE_ADDRESS_KEY_NAME] = ray.get_runtime_context().gcs_address
     logger.info("started a Ray cluster at %s", config[RAY_HEAD_NODE_ADDRESS_KEY_NAME])
+
+
+def maybe_ray_cluster_exit() -> None:
+    """Leave the cluster this process is connected to, if it ever loaded Ray and is connected."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 def _ray() -> Any:

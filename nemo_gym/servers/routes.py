@@ -1,16 +1,21 @@
 """Routes that read one JSON body and answer with one model, without FastAPI's per-request machinery.
 
 FastAPI still describes them (OpenAPI) and still serves every endpoint that asks for more:
-query parameters, dependencies, forms, several bodies, plain functions.
+query parameters, dependencies, forms, several bodies, plain functions. An answer to a row holds the whole row, whatever
+the handler's types declare of it.
 """
 
+import functools
+import inspect
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import orjson
 from fastapi import Request, Response
+from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Body
@@ -20,18 +25,31 @@ from pydantic_core import PydanticUndefined
 from starlette._utils import is_async_callable
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.coroutines import never_waits
-from nemo_gym.http.local import Answer
+from nemo_gym.http.transports.memory import Answer
+from nemo_gym.jsonl import cut_levels
+from nemo_gym.schemas.run_requests import BaseRunRequest, forget, with_row
+
+logger = logging.getLogger(__name__)
 
 _IS_JSON = (b"content-type", b"application/json")
 _OK = int(HTTPStatus.OK)
-
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 def reads_only(endpoint: _Endpoint) -> _Endpoint:
     """Mark an endpoint that changes nothing of its body: a caller in this process may hand over an object it keeps."""
     endpoint.reads_only = True  # type: ignore[attr-defined]
+    return endpoint
+
+
+def never_waits(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an `async` endpoint whose code awaits nothing: a caller in this process gets its answer at once.
+
+    Other endpoints run in a task of their own, so that they are carried out even if their caller vanishes. A marked one
+    that waits after all is answered with an error that says so.
+    """
+    endpoint.never_waits = True  # type: ignore[attr-defined]
     return endpoint
 
 
@@ -68,16 +86,18 @@ class DirectCall:
     def __init__(self, route: APIRoute) -> None:
         needs = route.dependant
         self._endpoint: Callable[..., Awaitable[Any]] = route.endpoint
-        self.never_waits = never_waits(route.endpoint)
+        self.never_waits = bool(getattr(route.endpoint, "never_waits", False))
         self._request_name = needs.request_param_name
         self._response_name = needs.response_param_name
         self._status = int(route.status_code or _OK)
         self._taken_over: Any = None
         self._body_name: str | None = None
+        self._most_levels: int | None = None
         if needs.body_params:
             field = needs.body_params[0]
             self._body_name = field.name
             self._body_type: TypeAdapter[Any] = TypeAdapter(field.field_info.annotation or Any)
+            self._most_levels = getattr(field.field_info.annotation, "MOST_LEVELS", None)
             self._body_default = field.field_info.get_default(call_default_factory=True)
             if getattr(self._endpoint, "reads_only", False) and not self._request_name:
                 self._taken_over = field.field_info.annotation
@@ -113,10 +133,23 @@ class DirectCall:
         try:
             return self._body_type.validate_json(body)
         except ValidationError as error:
+            if (shallow := self._cut(body, error)) is not None:
+                return self._validated(shallow)
             found = [{**item, "loc": ("body", *item["loc"])} for item in error.errors(include_url=False)]
         except Exception as error:  # noqa: BLE001 - a validator may raise anything; the request is what is wrong
             found = [{"type": "value_error", "loc": ("body",), "msg": f"{type(error).__name__}: {error}"}]
         raise RequestValidationError(found)
+
+    def _cut(self, body: bytes, error: ValidationError) -> bytes | None:
+        """The body without what is too deep for a parser, if that is the `error` and the body's type wants it so."""
+        if self._most_levels is None or "recursion limit" not in str(error.errors(include_input=False)):
+            return None
+        shallow = cut_levels(body, self._most_levels)
+        if shallow == body:
+            return None
+        name = getattr(self._endpoint, "__name__", "")
+        logger.warning("%s: what is nested more than %d levels deep is read as null", name, self._most_levels)
+        return shallow
 
     def _answer(self, result: Any, response: Response | None) -> Answer | Response:
         if isinstance(result, Response | Answer):
@@ -151,3 +184,50 @@ def to_json(result: Any) -> bytes:
         return orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:  # also for numbers of more than 64 bits
         return json.dumps(jsonable_encoder(result), separators=(",", ":")).encode()
+
+
+def answers_with_row(handler: _Handler) -> _Handler:
+    """`handler` of `/run` or `/verify` for use as a route: its answer has the fields of the row that it lacks.
+
+    A row that holds what the handler is to find out, because it is a rollout of an earlier run, comes without.
+    """
+    types = models_of(handler)
+    name = next((name for name, model in types.items() if name != "return" and issubclass(model, BaseRunRequest)), None)
+    if name is None:
+        return handler
+    found_out = _found_out(types[name], types.get("return"))
+
+    if not inspect.iscoroutinefunction(handler):
+
+        @functools.wraps(handler)
+        def answered(**arguments: Any) -> Any:
+            row = arguments[name]
+            if found_out:
+                forget(row, found_out)
+            return with_row(handler(**arguments), row)
+
+        return answered  # type: ignore[return-value]
+
+    @functools.wraps(handler)
+    async def answered_later(**arguments: Any) -> Any:
+        row = arguments[name]
+        if found_out:
+            forget(row, found_out)
+        return with_row(await handler(**arguments), row)
+
+    return answered_later  # type: ignore[return-value]
+
+
+def models_of(handler: Callable[..., Any]) -> dict[str, type[BaseModel]]:
+    """The models among the types of a handler's parameters, and of its `return`."""
+    hints = {name: given.annotation for name, given in get_typed_signature(handler).parameters.items()}
+    hints["return"] = get_typed_return_annotation(handler)
+    plain = {name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()}
+    return {name: hint for name, hint in plain.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
+
+
+def _found_out(request: type[BaseModel], answer: type[BaseModel] | None) -> set[str]:
+    """The fields that the answer declares and the request only lets pass."""
+    if answer is None or request.model_config.get("extra") != "allow":
+        return set()
+    return set(answer.model_fields) - set(request.model_fields)

@@ -9,6 +9,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,19 +20,18 @@ from fastapi import FastAPI
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
-from nemo_gym.event_loop import collect_garbage_less_often
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
-    NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME,
-    NEMO_GYM_PARENT_PID_ENV_VAR_NAME,
+    NUM_WORKERS_ENV_VAR_NAME,
     VERBOSE_KEY_NAME,
 )
 from nemo_gym.log import setup_logging
-from nemo_gym.open_files import raise_open_file_limit
-from nemo_gym.servers.auth import AuthMiddleware, guarded
-from nemo_gym.servers.classes import one_server_class
-from nemo_gym.servers.context import prefix_output
+from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers
+from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
+from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.base import one_server_class
+from nemo_gym.servers.context import prefix_output, require_instance
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.middleware import DisconnectMiddleware
 from nemo_gym.terminal import harmless
@@ -38,30 +39,25 @@ from nemo_gym.terminal import harmless
 if TYPE_CHECKING:
     from nemo_gym.servers.base import SimpleServer
 
-WORKER_FLAG = "IS_NEMO_GYM_FASTAPI_WORKER"
-WORKER_ENTRYPOINT = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
+IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME = "IS_NEMO_GYM_FASTAPI_WORKER"
+IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
-NUM_WORKERS = "NEMO_GYM_FASTAPI_NUM_WORKERS"
+NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
 
 
 def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
     """Serve `server_class` as the process's config says, until stopped."""
     config = get_global_config_dict()
     setup_logging(verbose=bool(config.get(VERBOSE_KEY_NAME)))
-    if os.environ.get(WORKER_FLAG):
+    if is_nemo_gym_fastapi_worker():
         server = server_class.from_global_config()
         prefix_output(server.config.name)
         app = server.complete_app()
         app.add_middleware(DisconnectMiddleware, paths=server_class.CANCELLABLE_PATHS)
-        if (token := server.required_token()) is not None:
-            app.add_middleware(AuthMiddleware, token=token, instance_name=server.config.name)
         collect_garbage_less_often()
         return app
-    try:
+    with _refusing_its_config():
         server = server_class.from_global_config()
-    except ConfigError as error:
-        sys.stderr.write(harmless(f"Error: {error}\n"))
-        raise SystemExit(2) from None
     if config.get(DRY_RUN_KEY_NAME):
         return None
     raise_open_file_limit()
@@ -70,12 +66,23 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
     if (server.config.num_workers or 1) > 1:
         _run_workers(server_class, server.config)
         return None
-    app = server.complete_app()
+    with _refusing_its_config():
+        app = server.complete_app()
     lane = DirectLane(app, server.config.name)
-    served = guarded(DisconnectMiddleware(lane, server.CANCELLABLE_PATHS), server.required_token(), server.config.name)
+    served = AuthMiddleware(DisconnectMiddleware(lane, server.CANCELLABLE_PATHS), **server.who_may_call(app))
     collect_garbage_less_often()
     uvicorn.run(served, host=server.config.host, port=server.config.port, **uvicorn_settings())
     return app
+
+
+@contextmanager
+def _refusing_its_config() -> Iterator[None]:
+    """End the process with one line and exit code 2 when the config is not as the server needs it."""
+    try:
+        yield
+    except ConfigError as error:
+        sys.stderr.write(harmless(f"Error: {error}\n"))
+        raise SystemExit(2) from None
 
 
 def uvicorn_settings() -> dict[str, Any]:
@@ -99,9 +106,9 @@ def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstan
     """Start uvicorn's workers; each builds the app anew by importing the server's module."""
     entrypoint = Path(sys.modules[server_class.__module__].__file__ or "").resolve()
     root = entrypoint.parent.parent.parent
-    os.environ[WORKER_FLAG] = "1"
-    os.environ[WORKER_ENTRYPOINT] = str(entrypoint.relative_to(root))
-    os.environ[NUM_WORKERS] = str(config.num_workers)
+    set_is_nemo_gym_fastapi_worker()
+    set_is_nemo_gym_fastapi_entrypoint(str(entrypoint.relative_to(root)))
+    set_nemo_gym_fastapi_num_workers(config.num_workers or 1)
     os.environ[WORKER_FILE] = str(entrypoint)
     uvicorn.run(
         "nemo_gym.servers.run:worker_app",
@@ -113,12 +120,13 @@ def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstan
     )
 
 
-def worker_app() -> FastAPI:
+def worker_app() -> AuthMiddleware:
     """The app of one worker: the one its module offers as `app`, else built from its one server class."""
     end_with_parent(os.getppid())
-    module = _load(os.environ[WORKER_ENTRYPOINT], Path(os.environ[WORKER_FILE]))
+    module = _load(os.environ[IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME], Path(os.environ[WORKER_FILE]))
     offered = getattr(module, "app", None)
-    return offered if isinstance(offered, FastAPI) else cast(FastAPI, run_webserver(one_server_class(module)))
+    app = offered if isinstance(offered, FastAPI) else cast(FastAPI, run_webserver(one_server_class(module)))
+    return AuthMiddleware(app, get_global_config_dict(), require_instance(), described_by=app)
 
 
 def _load(relative: str, entrypoint: Path) -> ModuleType:
@@ -128,21 +136,51 @@ def _load(relative: str, entrypoint: Path) -> ModuleType:
 
 def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
     """Whether `file` is the module that a worker process must offer its `app` from."""
-    return bool(os.environ.get(WORKER_FLAG)) and file.endswith(os.environ.get(WORKER_ENTRYPOINT, "\0"))
+    entrypoint = os.environ.get(IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME, "\0")
+    return is_nemo_gym_fastapi_worker() and file.endswith(entrypoint)
+
+
+def is_nemo_gym_fastapi_worker() -> bool:
+    """Whether this process is one of several that serve the same server."""
+    return bool(os.environ.get(IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME))
+
+
+def set_is_nemo_gym_fastapi_worker() -> None:
+    """Make this process's children workers."""
+    os.environ[IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME] = "1"
+
+
+def set_is_nemo_gym_fastapi_entrypoint(file: str) -> None:
+    """Say which module workers offer their `app` from."""
+    os.environ[IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME] = file
+
+
+def get_nemo_gym_fastapi_num_workers() -> int:
+    """How many processes serve this server."""
+    return num_workers()
+
+
+def set_nemo_gym_fastapi_num_workers(num_workers: int) -> None:
+    """Say how many processes serve this server."""
+    os.environ[NEMO_GYM_FASTAPI_NUM_WORKERS] = str(num_workers)
 
 
 def per_process_cap(cap: int | None) -> int | None:
     """A cap on the whole server, divided among the processes it runs in; at least 1."""
     if not cap:
         return cap
-    processes = int(os.environ.get(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME) or 1) * int(os.environ.get(NUM_WORKERS) or 1)
-    return max(1, -(-cap // processes))
+    return max(1, -(-cap // num_serving_processes()))
+
+
+def num_serving_processes() -> int:
+    """How many processes serve this server: its workers, in every replica."""
+    return num_replicas() * num_workers()
 
 
 def end_with_parent(parent_pid: int | None = None) -> None:
     """Stop this process when its parent is gone, so that a killed launcher leaves nothing behind."""
-    parent = parent_pid or int(os.environ.get(NEMO_GYM_PARENT_PID_ENV_VAR_NAME) or 0)
-    if not parent:
+    parent = parent_pid or launcher_pid()
+    if parent is None:
         return
 
     def watch() -> None:

@@ -1,1 +1,60 @@
-"""Work that may take for ever, in processes that can be killed: `pool` is the server's side, `loop` the other one."""
+"""PUBLIC: work that may take for ever, in processes that can be killed.
+
+`WorkerPool` is the server's side, `serve` the other one, called in the worker's program with what makes a `Handle`.
+`PatternMatcher` is such a pool for the regular expressions of a data set. These names are loaded when they are first
+asked for, so that a worker loads no more than it needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nemo_gym.workers.loop import Handle, serve
+    from nemo_gym.workers.pool import (
+        PATTERN_TIMEOUT_S,
+        PatternMatcher,
+        PatternTimeoutError,
+        WorkerDeathError,
+        WorkerError,
+        WorkerPool,
+        WorkerStalledError,
+        WorkerStartError,
+        WorkerTimeoutError,
+        captured,
+    )
+
+_HOMES = {
+    "PATTERN_TIMEOUT_S": "pool",
+    "Handle": "loop",
+    "PatternMatcher": "pool",
+    "PatternTimeoutError": "pool",
+    "WorkerDeathError": "pool",
+    "WorkerError": "pool",
+    "WorkerPool": "pool",
+    "WorkerStalledError": "pool",
+    "WorkerStartError": "pool",
+    "WorkerTimeoutError": "pool",
+    "captured": "pool",
+    "serve": "loop",
+}
+
+__all__ = [
+    "PATTERN_TIMEOUT_S",
+    "Handle",
+    "PatternMatcher",
+    "PatternTimeoutError",
+    "WorkerDeathError",
+    "WorkerError",
+    "WorkerPool",
+    "WorkerStalledError",
+    "WorkerStartError",
+    "WorkerTimeoutError",
+    "captured",
+    "serve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

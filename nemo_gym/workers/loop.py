@@ -1,7 +1,7 @@
 """The worker's side: a line of JSON in, a line of JSON out, again and again.
 
-When nobody is left to stop it, a worker ends by itself: at the end of its input, or when it has used more
-processor time on one request than it was granted.
+A worker ends by itself, also when nobody is left to stop it: at the end of its input, and by SIGPROF when it
+has used more processor time on one request than it was granted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The program that matches regular expressions for `patterns`."""
+"""The program of a worker that matches regular expressions, for `PatternMatcher`."""
 
 import re
 from typing import Any

@@ -1,8 +1,15 @@
 """The server's side: a bounded number of worker processes that are killed when they get stuck.
 
-Processes are started when they are first needed and used again for every later request. One that does
-not answer in time is killed, and the next request gets a new one. One that dies is replaced once for
+Processes are started when they are first needed and used again for every later request. One that uses up
+its processor time is gone, and the next request gets a new one. One that dies otherwise is replaced once for
 the same request; if that dies, too, there is no answer.
+
+What counts as too long is the processor's time, not the clock's: on a machine that is busy with other things
+the same request must get the same answer. The clock only ends a wait that leads nowhere, which is the
+machine's failure and nobody's verdict.
+
+Regular expressions that come with data are matched in them: a pattern such as `(a+)+b` can take longer than the
+universe on a text of a hundred letters, and nothing but the end of its process stops it.
 """
 
 import asyncio
@@ -10,7 +17,9 @@ import contextlib
 import json
 import logging
 import os
+import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +27,11 @@ import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
+
+from starlette.exceptions import HTTPException
 
 from nemo_gym.errors import GymError
 from nemo_gym.workers.loop import READY
@@ -28,7 +40,10 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 _TRIES = 2
-_CPU_GRACE_S = 5.0
+_CLOCK_FACTOR, _CLOCK_GRACE_S = 10, 60.0
+"""How much slower than alone on its processor a worker may be, and how much longer it may wait to be put to work."""
+PATTERN_TIMEOUT_S = 10.0
+_PROCESSES = 2
 
 
 class WorkerError(GymError, RuntimeError):
@@ -39,16 +54,30 @@ class WorkerStartError(WorkerError):
     """A worker cannot be started."""
 
 
+class WorkerDeathError(WorkerError):
+    """Workers died over one request, each of them: it is the request that kills them."""
+
+
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """A worker took too long and was killed."""
+    """A worker used up the processor time that a request may take: it is the request that takes too long."""
+
+
+class WorkerStalledError(WorkerError, TimeoutError):
+    """A worker gave no answer although it had processor time left: the machine is overloaded, or it was stopped."""
 
 
 class WorkerPool:
-    """Has requests answered in at most `max_workers` processes that run `program`, each within `timeout_s`."""
+    """Has requests answered in at most `max_workers` processes that run `program`.
 
-    def __init__(self, name: str, program: Path, max_workers: int, timeout_s: float) -> None:
+    Each may take `cpu_limit_s` of the processor's time and, if the machine has better things to do, `clock_limit_s`.
+    """
+
+    def __init__(
+        self, name: str, program: Path, max_workers: int, cpu_limit_s: float, clock_limit_s: float | None = None
+    ) -> None:
         self._name = name
-        self._timeout_s = timeout_s
+        self._cpu_limit_s = cpu_limit_s
+        self._clock_limit_s = clock_limit_s or _CLOCK_FACTOR * cpu_limit_s + _CLOCK_GRACE_S
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix=name)
         self._workers = _Workers(name, program)
         weakref.finalize(self, _Workers.close, self._workers)  # also when the interpreter ends
@@ -57,8 +86,9 @@ class WorkerPool:
         """The answer of a worker.
 
         Raises:
-            WorkerTimeoutError: it took too long.
-            WorkerError: the workers died over this request, cannot be started, or are closed.
+            WorkerTimeoutError: it takes too long.
+            WorkerDeathError: the workers died over it.
+            WorkerError: they stalled, cannot be started, or are closed.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._ask, request)
@@ -77,24 +107,29 @@ class WorkerPool:
         return self._workers.pids
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        line = json.dumps({**request, "cpu_limit_s": self._timeout_s + _CPU_GRACE_S}).encode() + b"\n"
+        line = json.dumps({**request, "cpu_limit_s": self._cpu_limit_s}).encode() + b"\n"
         for _ in range(_TRIES):
             worker = self._workers.take()
             try:
-                answer = worker.ask(line, self._timeout_s)
+                answer = worker.ask(line, self._clock_limit_s)
             except TimeoutError as error:
                 self._workers.discard(worker)
-                raise WorkerTimeoutError(
-                    f"a {self._name} process took longer than {self._timeout_s:g} s and was killed"
+                raise WorkerStalledError(
+                    f"a {self._name} process gave no answer within {self._clock_limit_s:g} s, in which it did not get "
+                    f"{self._cpu_limit_s:g} s of the processor; the machine is overloaded, or stopped it"
                 ) from error
             except (OSError, EOFError) as error:
                 self._workers.discard(worker)
+                if worker.ran_out_of_time:
+                    raise WorkerTimeoutError(
+                        f"a {self._name} process used up its {self._cpu_limit_s:g} s of processor time"
+                    ) from error
                 logger.warning("a %s process died at its work (%s): %r", self._name, worker.last_words(), error)
                 continue
             self._workers.give_back(worker)
             answered: dict[str, Any] = json.loads(answer)
             return answered
-        raise WorkerError(f"{_TRIES} {self._name} processes died over one request")
+        raise WorkerDeathError(f"{_TRIES} {self._name} processes died over one request")
 
 
 class _Workers:
@@ -192,6 +227,11 @@ class _Worker:
         with contextlib.suppress(OSError):  # for what was not sent yet
             self._requests.close()
 
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether it has ended by the limit that `loop.serve` sets."""
+        return self._process.poll() == -signal.SIGPROF
+
     def last_words(self) -> str:
         return f"exit code {self._process.poll()}"
 
@@ -209,3 +249,51 @@ class _Worker:
                 raise EOFError("the process has ended")
             read += chunk
         return read[:-1]
+
+
+class PatternTimeoutError(HTTPException, TimeoutError):
+    """A regular expression was given up on a text: it took too long, or more than a process can do.
+
+    As the answer of a server: status 422, the row is at fault.
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+
+
+class PatternMatcher:
+    """Looks for patterns in texts, each time in at most `timeout_s` of the processor's time."""
+
+    def __init__(self, timeout_s: float = PATTERN_TIMEOUT_S, processes: int = _PROCESSES) -> None:
+        self._pool = WorkerPool("pattern", Path(__file__).with_name("pattern_worker.py"), processes, timeout_s)
+        self.open, self.close = self._pool.open, self._pool.close
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes there are."""
+        return self._pool.pids
+
+    async def last_match(self, pattern: str, text: str, flags: int = 0) -> list[str | None] | None:
+        """The last match and its groups; None without a match.
+
+        Raises:
+            re.error: it is no regular expression.
+            PatternTimeoutError: it takes too long, or more than a process can do.
+            WorkerError: there is no telling, since the machine is overloaded or the server stops.
+        """
+        re.compile(pattern, flags)
+        try:
+            answer = await self._pool.ask(pattern=pattern, text=text, flags=int(flags))
+        except (WorkerTimeoutError, WorkerDeathError) as error:
+            raise PatternTimeoutError(
+                f"the regular expression {pattern!r} was given up on a text of {len(text)} characters ({error}); write "
+                "it without repetitions inside repetitions"
+            ) from error
+        found: list[str | None] | None = answer["found"]
+        return found
+
+
+def captured(found: list[str | None]) -> str:
+    """The first group of a match that is not empty, else all of it."""
+    whole, *groups = found
+    return next((group for group in groups if group), whole) or ""

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from nemo_gym import PARENT_DIR
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseRunRequest,
@@ -22,9 +23,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import ConfigError
-from nemo_gym.paths import PARENT_DIR
-from nemo_gym.sandbox.pool import IsolatedPool, SandboxUnavailableError
-from nemo_gym.sandbox.process import Work
+from nemo_gym.sandbox import IsolatedPool, SandboxUnavailableError, Work
 from nemo_gym.server_utils import per_process_cap, while_serving
 from resources_servers.code_gen.grading import UnitTests, Verdict, run_tests
 from resources_servers.code_gen.submission import breaks_reasoning_format, extract_code
@@ -32,16 +31,20 @@ from resources_servers.code_gen.submission import breaks_reasoning_format, extra
 logger = logging.getLogger(__name__)
 
 _WORK = Work("resources_servers.code_gen.program", roots=(Path(__file__).absolute().parents[2], PARENT_DIR))
+_NO_ROOM = (
+    "%s: this machine has not the memory for %d programs of %d MB each: one that is killed because memory runs out "
+    "scores 0. Lower `num_processes` or `memory_limit_mb` to be sure that it was the machine's doing"
+)
 
 
 class CodeGenResourcesServerConfig(BaseResourcesServerConfig):
     """What programs may use."""
 
-    num_processes: int = Field(8, ge=1)
+    num_processes: int = Field(default=8, ge=1)
     """Programs that run at the same time."""
-    unit_test_timeout_secs: float = Field(10, gt=0)
+    unit_test_timeout_secs: float = Field(default=10, gt=0)
     """Time for one test."""
-    memory_limit_mb: int = Field(1024, ge=64)
+    memory_limit_mb: int = Field(default=1024, ge=64)
     """Memory for one test."""
     reasoning_format_penalty: float = 0.0
     """The reward when the answer contains think tags, or the reasoning more than one of a kind."""
@@ -106,6 +109,7 @@ class CodeGenResourcesServer(SimpleResourcesServer):
             _WORK,
             per_process_cap(self.config.num_processes) or 1,
             require_isolation=not self.config.allow_unsandboxed,
+            size_everywhere=self.config.num_processes,
         )
         try:
             first = self._programs.start()
@@ -114,6 +118,8 @@ class CodeGenResourcesServer(SimpleResourcesServer):
                 f"{self.config.name}: what models write would run unprotected: {error}. Move it to such a system, "
                 "or set `allow_unsandboxed: true` if this machine has nothing to lose"
             ) from error
+        if not self._programs.has_room_for(self.config.memory_limit_mb):
+            logger.warning(_NO_ROOM, self.config.name, self.config.num_processes, self.config.memory_limit_mb)
         if not first.holds:
             logger.warning("%s runs what models write WITHOUT a sandbox: %s", self.config.name, first.problems)
 
@@ -121,7 +127,7 @@ class CodeGenResourcesServer(SimpleResourcesServer):
         """The standard routes; the isolated processes end with the app."""
         return while_serving(super().setup_webserver(), end=self._programs.close)
 
-    async def verify(self, body: CodeGenVerifyRequest) -> CodeGenVerifyResponse:  # type: ignore[override]
+    async def verify(self, body: CodeGenVerifyRequest) -> CodeGenVerifyResponse:
         """Right when the program passes every test."""
         text = body.response.output_text
         code = extract_code(text)

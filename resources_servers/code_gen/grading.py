@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from nemo_gym.sandbox.child import Limits
-from nemo_gym.sandbox.process import IsolatedProcess, Outcome, SandboxError
+from nemo_gym.sandbox import IsolatedProcess, Limits, Outcome
 
 GLOBAL_TIMEOUT, WRONG_ANSWER, TIME_LIMIT, RUNTIME_ERROR = -1, -2, -3, -4
 _MESSAGES = {
@@ -22,7 +21,9 @@ _MESSAGES = {
     TIME_LIMIT: "Time Limit Exceeded",
     RUNTIME_ERROR: "Runtime Error",
 }
+_TOO_MUCH = {"output_limit": "it printed too much", "folder_limit": "it put too much into its folder"}
 _SHOWN = 300
+_MAX_CODE_CHARACTERS = 4_000_000
 
 
 class UnitTests(BaseModel):
@@ -69,6 +70,9 @@ def run_tests(process: IsolatedProcess, code: str, tests: UnitTests, timeout_s: 
         SandboxError: the isolated process failed, which says nothing about the program.
     """
     verdict = Verdict()
+    if len(code) > _MAX_CODE_CHARACTERS:
+        too_long = f"a program of {len(code)} characters is not run; at most {_MAX_CODE_CHARACTERS} are"
+        return Verdict([RUNTIME_ERROR], _failure(RUNTIME_ERROR, tests.inputs[0], tests.outputs[0], error=too_long))
     started = time.monotonic()
     deadline = started + (timeout_s + 1) * len(tests.inputs) + 5
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
@@ -109,9 +113,7 @@ def _run_test(
 def _stopped(outcome: Outcome, given: str, expected: str) -> tuple[int, dict[str, Any]]:
     if outcome.end in ("timeout", "cpu_limit"):
         return TIME_LIMIT, _failure(TIME_LIMIT, given, expected, error=f"stopped after {outcome.seconds:.1f} s")
-    if outcome.detail == "SIGKILL":
-        raise SandboxError("a program was killed from outside: the machine is probably out of memory")
-    said = outcome.stderr.strip().rpartition("\n")[2] or outcome.detail or "it printed too much"
+    said = _TOO_MUCH.get(outcome.end) or outcome.stderr.strip().rpartition("\n")[2] or outcome.detail
     return RUNTIME_ERROR, _failure(RUNTIME_ERROR, given, expected, error=_cut(said))
 
 
@@ -150,8 +152,11 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_numbers(given: str, expected: str) -> bool:
+    given_parts, expected_parts = given.split(), expected.split()
+    if len(given_parts) != len(expected_parts):
+        return False
     try:
-        return [Decimal(part) for part in given.split()] == [Decimal(part) for part in expected.split()]
+        return all(Decimal(one) == Decimal(other) for one, other in zip(given_parts, expected_parts, strict=True))
     except InvalidOperation:
         return False
 

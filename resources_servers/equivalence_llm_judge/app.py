@@ -1,13 +1,16 @@
 """Free-form answers: a judge model decides whether an answer says the same as the expected one."""
 
 import asyncio
+import logging
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from nemo_gym import resolve_for_reading
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseRunRequest,
@@ -17,12 +20,13 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import ConfigError, ModelServerRef
-from nemo_gym.judge import JudgeEvaluation, ask_for_label, last_message_text, last_user_text
+from nemo_gym.judge import JudgeEvaluation, ask_about, last_message_text, last_user_text
 from nemo_gym.openai_utils import NeMoGymEasyInputMessage, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.paths import resolve_for_reading
 from nemo_gym.server_utils import per_process_cap, while_serving
-from nemo_gym.workers.patterns import PATTERN_TIMEOUT_S, PatternMatcher
+from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher, PatternTimeoutError
 from resources_servers.equivalence_llm_judge.extraction import extracted
+
+logger = logging.getLogger(__name__)
 
 
 class LLMJudgeResourcesServerConfig(BaseResourcesServerConfig):
@@ -31,7 +35,7 @@ class LLMJudgeResourcesServerConfig(BaseResourcesServerConfig):
     judge_model_server: ModelServerRef
     judge_responses_create_params: NeMoGymResponseCreateParamsNonStreaming
     """Parameters of every question to the judge; its `input` is replaced."""
-    judge_endpoint_max_concurrency: int | None = Field(64, ge=1)
+    judge_endpoint_max_concurrency: int | None = Field(default=64, ge=1)
     """Questions to the judge at the same time, over all processes of this server; unlimited when unset."""
     judge_system_message: str | None = None
     judge_prompt_template_fpath: str = "prompt_templates/equivalence_llm_judge.txt"
@@ -54,8 +58,8 @@ class LLMJudgeResourcesServerConfig(BaseResourcesServerConfig):
     check_full_generation_on_fail: bool = True
     """When what a row's regex found is not equal, ask again with the whole message."""
     reward_if_full_generation_succeeds: float = 0.5
-    pattern_timeout_s: float = Field(PATTERN_TIMEOUT_S, gt=0)
-    """A rollout on which a regular expression takes longer fails."""
+    pattern_timeout_s: float = Field(default=PATTERN_TIMEOUT_S, gt=0)
+    """A regular expression that takes longer on an answer finds nothing in it; on a question, the rollout fails."""
 
 
 class LLMJudgeTemplateMetadata(BaseModel):
@@ -135,7 +139,7 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
         """The standard routes; the processes that match regular expressions end with the app."""
         return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
-    async def verify(self, body: LLMJudgeVerifyRequest) -> LLMJudgeVerifyResponse:  # type: ignore[override]
+    async def verify(self, body: LLMJudgeVerifyRequest) -> LLMJudgeVerifyResponse:
         """Score by what the judge says; a model that said nothing is wrong without asking."""
         case = await self._case(body)
         evaluations: list[JudgeEvaluation] = []
@@ -158,37 +162,51 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
             question=await extracted(asked, config.question_extract_regex, self._patterns),
             expected=body.expected_text,
             message=message,
-            answer=await extracted(message, pattern, self._patterns) or config.msg_extraction_failure,
+            answer=await self._answer_in(message, pattern) or config.msg_extraction_failure,
             is_long=is_long,
             has_row_regex=row_regex is not None,
         )
 
+    async def _answer_in(self, message: str, pattern: str | None) -> str:
+        try:
+            return await extracted(message, pattern, self._patterns)
+        except PatternTimeoutError as error:
+            logger.warning("the whole message is judged: %s", error.detail)
+            return message
+
     async def _score(self, case: _Case, evaluations: list[JudgeEvaluation]) -> float:
         """The reward; what the judge said on the way goes into `evaluations`."""
         config = self.config
-        if not await self._are_equal(case, case.expected, case.answer, evaluations):
+        if not await self._are_equal(case, case.answer, evaluations):
             is_worth_another_look = config.check_full_generation_on_fail and case.has_row_regex and not case.is_long
             if is_worth_another_look and case.answer != case.message:
-                is_in_message = await self._are_equal(case, case.expected, case.message, evaluations)
+                is_in_message = await self._are_equal(case, case.message, evaluations)
                 return config.reward_if_full_generation_succeeds if is_in_message else 0.0
             return 0.0
         if config.check_twice_swap and not case.is_long:
-            stays_equal = await self._are_equal(case, case.answer, case.expected, evaluations)
+            stays_equal = await self._are_equal(case, case.answer, evaluations, swapped=True)
             return 1.0 if stays_equal else config.reward_if_swap_fails
         return 1.0
 
-    async def _are_equal(self, case: _Case, first: str, second: str, evaluations: list[JudgeEvaluation]) -> bool:
+    async def _are_equal(
+        self, case: _Case, answer: str, evaluations: list[JudgeEvaluation], *, swapped: bool = False
+    ) -> bool:
         config = self.config
+        labels = (config.judge_equal_label, config.judge_not_equal_label)
+        question = partial(self._question, case, swapped=swapped)
+        async with self._slots:
+            evaluation = await ask_about(self.server_client, config.judge_model_server.name, question, answer, labels)
+        evaluations.append(evaluation)
+        return evaluation.verdict_label == config.judge_equal_label
+
+    def _question(self, case: _Case, answer: str, *, swapped: bool) -> NeMoGymResponseCreateParamsNonStreaming:
+        config = self.config
+        first, second = (answer, case.expected) if swapped else (case.expected, answer)
         prompt = self._template.format(question=case.question, expected_answer=first, generated_answer=second)
         messages = [NeMoGymEasyInputMessage(role="user", content=prompt)]
         if config.judge_system_message is not None:
             messages.insert(0, NeMoGymEasyInputMessage(role="system", content=config.judge_system_message))
-        params = config.judge_responses_create_params.model_copy(update={"input": messages})
-        labels = (config.judge_equal_label, config.judge_not_equal_label)
-        async with self._slots:
-            evaluation = await ask_for_label(self.server_client, config.judge_model_server.name, params, labels)
-        evaluations.append(evaluation)
-        return evaluation.verdict_label == config.judge_equal_label
+        return config.judge_responses_create_params.model_copy(update={"input": messages})
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """pass@k; there is no vote, since equal answers are worded differently."""

@@ -3,7 +3,7 @@
 import logging
 import re
 
-from nemo_gym.workers.patterns import PatternMatcher, captured
+from nemo_gym.workers import PatternMatcher, captured
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import SESSION_ID_KEY
+from nemo_gym.server_utils import SESSION_ID_KEY, never_waits
 
 
 class StatefulCounterResourcesServerConfig(BaseResourcesServerConfig):
@@ -63,6 +63,7 @@ class StatefulCounterResourcesServer(SimpleResourcesServer):
     """Counts, for every session separately."""
 
     REVERIFY_MODE = ReverifyMode.UNSUPPORTED
+    REVERIFY_REASON = "it compares the counter of the rollout's own session, which is gone, with what the row expects"
 
     config: StatefulCounterResourcesServerConfig
     _counters: dict[str, int] = PrivateAttr(default_factory=dict)
@@ -74,6 +75,7 @@ class StatefulCounterResourcesServer(SimpleResourcesServer):
         app.post("/get_counter_value")(self.get_counter_value)
         return app
 
+    @never_waits
     async def seed_session(  # type: ignore[override]
         self, request: Request, body: StatefulCounterSeedSessionRequest
     ) -> BaseSeedSessionResponse:
@@ -81,19 +83,20 @@ class StatefulCounterResourcesServer(SimpleResourcesServer):
         self._counters.setdefault(_session(request), body.initial_count)
         return BaseSeedSessionResponse()
 
+    @never_waits
     async def increment_counter(self, request: Request, body: IncrementCounterRequest) -> IncrementCounterResponse:
         """Add to the session's counter."""
         session = _session(request)
         self._counters[session] = self._counters.get(session, 0) + body.count
         return IncrementCounterResponse(success=True)
 
+    @never_waits
     async def get_counter_value(self, request: Request) -> GetCounterValueResponse:
         """Read the session's counter."""
         return GetCounterValueResponse(count=self._counters.setdefault(_session(request), 0))
 
-    async def verify(  # type: ignore[override]
-        self, request: Request, body: StatefulCounterVerifyRequest
-    ) -> StatefulCounterVerifyResponse:
+    @never_waits
+    async def verify(self, request: Request, body: StatefulCounterVerifyRequest) -> StatefulCounterVerifyResponse:
         """Right when the counter of this very session stands where it should."""
         counted = self._counters.get(_session(request))
         return StatefulCounterVerifyResponse(**dict(body), reward=float(counted == body.expected_count))

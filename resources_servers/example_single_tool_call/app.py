@@ -10,8 +10,10 @@ from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseVerifyRequest,
     BaseVerifyResponse,
+    ReverifyMode,
     SimpleResourcesServer,
 )
+from nemo_gym.server_utils import never_waits
 
 
 class SimpleWeatherResourcesServerConfig(BaseResourcesServerConfig):
@@ -34,6 +36,8 @@ class GetWeatherResponse(BaseModel):
 class SimpleWeatherResourcesServer(SimpleResourcesServer):
     """It is cold everywhere."""
 
+    REVERIFY_MODE = ReverifyMode.STATELESS
+
     config: SimpleWeatherResourcesServerConfig
 
     def setup_webserver(self) -> FastAPI:
@@ -42,10 +46,12 @@ class SimpleWeatherResourcesServer(SimpleResourcesServer):
         app.post("/get_weather")(self.get_weather)
         return app
 
+    @never_waits
     async def get_weather(self, body: GetWeatherRequest) -> GetWeatherResponse:
         """The tool."""
         return GetWeatherResponse(city=body.city, weather_description=f"The weather in {body.city} is cold.")
 
+    @never_waits
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         """Every rollout is a success."""
         return BaseVerifyResponse(**dict(body), reward=1.0)

@@ -7,7 +7,7 @@ would otherwise count as an instruction that no model ever follows.
 import asyncio
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
@@ -46,6 +46,8 @@ class Asked(BaseModel):  # type: ignore[no-redef]  # mypy takes the field for a 
 class InstructionFollowingRunRequest(BaseRunRequest):
     """A row. What was asked for stands in `verifier_metadata`, or as in older data sets in the row itself."""
 
+    model_config = ConfigDict(extra="allow")
+
     verifier_metadata: dict[str, Any] | None = None
 
     @property
@@ -80,9 +82,7 @@ class InstructionFollowingResourcesServer(SimpleResourcesServer):
 
     config: InstructionFollowingResourcesServerConfig
 
-    async def verify(  # type: ignore[override]
-        self, body: InstructionFollowingVerifyRequest
-    ) -> InstructionFollowingVerifyResponse:
+    async def verify(self, body: InstructionFollowingVerifyRequest) -> InstructionFollowingVerifyResponse:
         """Check the last message; an empty one follows nothing."""
         asked = body.asked
         text = last_message_text(body.response)

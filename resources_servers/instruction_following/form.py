@@ -7,7 +7,7 @@ from typing import ClassVar
 from resources_servers.instruction_following.instructions import Count, Instruction, Text
 
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.IGNORECASE | re.DOTALL)
+_FENCE, _OPENING = "```", re.compile(r"```(?:json)?", re.IGNORECASE)
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 _RESPONSE_SEPARATOR = "******"
 
@@ -20,7 +20,8 @@ class NumberPlaceholders(Instruction):
     num_placeholders: Count
 
     def is_followed(self, text: str) -> bool:  # noqa: D102 - the class says it
-        return len(re.findall(r"\[.*?\]", text)) >= self.num_placeholders
+        found: list[str] = re.findall(r"\[[^\]\n]*\]?", text)
+        return sum(each.endswith("]") for each in found) >= self.num_placeholders
 
 
 class Postscript(Instruction):
@@ -86,9 +87,11 @@ class JsonFormat(Instruction):
     ID: ClassVar[str] = "detectable_format:json_format"
 
     def is_followed(self, text: str) -> bool:  # noqa: D102
-        fenced = _FENCED.fullmatch(text.strip())
+        whole = text.strip()
+        opening = _OPENING.match(whole)
+        is_fenced = opening is not None and whole.endswith(_FENCE) and len(whole) >= opening.end() + len(_FENCE)
         try:
-            json.loads(fenced[1] if fenced else text)
+            json.loads(whole[opening.end() : -len(_FENCE)].strip() if opening and is_fenced else text)
         except (ValueError, RecursionError):
             return False
         return True
@@ -100,7 +103,8 @@ class Title(Instruction):
     ID: ClassVar[str] = "detectable_format:title"
 
     def is_followed(self, text: str) -> bool:  # noqa: D102
-        return any(title.strip("<> ") for title in re.findall(r"<<[^\n]+>>", text))
+        lines = [line for line in text.split("\n") if "<<" in line and ">>" in line]
+        return any(line[line.find("<<") : line.rfind(">>")].strip("<> ") for line in lines)
 
 
 class TwoResponses(Instruction):

@@ -23,6 +23,8 @@ _OTHER_SCRIPTS = frozenset(
     }
 )  # fmt: skip
 _FEW_WORDS = 3
+_TOLD_BY = 10_000
+"""Characters by which a language is told; what is remembered is no longer either."""
 _LATIN_WORD = re.compile(r"[A-Za-z\u00c0-\u024f]+")
 _LETTER = re.compile(r"[^\W\d_]")
 _loading = threading.Lock()
@@ -40,10 +42,10 @@ def is_in(text: str, language: str) -> bool:
         return True
     if len(_LATIN_WORD.findall(text)) <= _FEW_WORDS and not _LETTER.search(_LATIN_WORD.sub("", text)):
         return language not in _OTHER_SCRIPTS
-    return language == _likeliest(text)
+    return language == _likeliest(text[:_TOLD_BY])
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _likeliest(text: str) -> str:
     with _loading:  # the model is loaded by the first call
         import py3langid  # type: ignore[import-untyped]

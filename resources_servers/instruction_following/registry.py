@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nemo_gym.errors import did_you_mean
+from nemo_gym.config_types import did_you_mean
 from resources_servers.instruction_following.form import FORM
 from resources_servers.instruction_following.instructions import Instruction
 from resources_servers.instruction_following.lengths import LENGTHS

@@ -33,9 +33,11 @@ _WHOLE_WORD = re.compile(r"\w+(?:[-'\u2019]\w+)*")
 def sentences(text: str) -> list[str]:
     """The sentences of `text`. Line breaks alone end none, so a heading belongs to the sentence after it."""
     found: list[str] = []
-    start = 0
+    start, letter = 0, _LETTER.search(text)
     for end in _END.finditer(text):
-        if _ends_sentence(text, start, end):
+        if letter is not None and letter.start() < end.end():
+            letter = _LETTER.search(text, end.end())
+        if _ends_sentence(text, start, end, letter[0] if letter else ""):
             found.append(text[start : end.end()])
             start = end.end()
     found.append(text[start:])
@@ -61,8 +63,8 @@ def paragraphs(text: str, separator: str) -> list[str] | None:
     return [part for part in parts if part.strip()]
 
 
-def _ends_sentence(text: str, start: int, end: re.Match[str]) -> bool:
-    following = _next_letter(text, end.end())
+def _ends_sentence(text: str, start: int, end: re.Match[str], following: str) -> bool:
+    """`following` is the next letter or digit after the end; empty at the end of the text."""
     marks = end.group().rstrip(_CLOSING)
     if marks != ".":
         is_ellipsis = marks.startswith(("..", "\u2026"))
@@ -81,9 +83,3 @@ def _ends_sentence(text: str, start: int, end: re.Match[str]) -> bool:
     if word.lower() in _BEFORE_NUMBERS:
         return not following.isdecimal()
     return not (word.lower() in _ABBREVIATIONS and following.islower())
-
-
-def _next_letter(text: str, start: int) -> str:
-    """The next letter or digit; empty at the end of the text."""
-    following = _LETTER.search(text, start)
-    return following.group() if following else ""

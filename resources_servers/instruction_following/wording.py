@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from nemo_gym.errors import listed
+from nemo_gym.config_types import listed
 from resources_servers.instruction_following.instructions import Count, Instruction, Relation, Text, Words, holds
 from resources_servers.instruction_following.languages import LANGUAGES, is_in, language_of
 from resources_servers.instruction_following.text import whole_words

@@ -21,7 +21,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import ModelServerRef
-from nemo_gym.judge import JudgeEvaluation, ask_for_label, last_user_text
+from nemo_gym.judge import JudgeEvaluation, ask_about, last_user_text
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import per_process_cap, while_serving
 from resources_servers.math_with_judge.judging import EQUAL, NOT_EQUAL, judge_request
@@ -40,9 +40,9 @@ class LibraryJudgeMathResourcesServerConfig(BaseResourcesServerConfig):
     """Parameters of every question to the judge; its `input` is replaced."""
     should_use_judge: bool = True
     """Ask the judge about answers that math-verify does not accept."""
-    library_verifier_timeout_seconds: float = Field(10.0, gt=0)
-    """An answer on which math-verify works longer counts as not equal."""
-    library_verifier_max_concurrency: int = Field(32, ge=1)
+    library_verifier_timeout_seconds: float = Field(default=10.0, gt=0)
+    """Processor time: an answer on which math-verify works longer counts as not equal."""
+    library_verifier_max_concurrency: int = Field(default=32, ge=1)
     """math-verify processes at the same time; there are never more than processors."""
 
     @model_validator(mode="after")
@@ -101,7 +101,7 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
         """The standard routes; the pool ends with the app."""
         return while_serving(super().setup_webserver(), begin=self._library.open, end=self._library.close)
 
-    async def verify(self, body: LibraryJudgeMathVerifyRequest) -> LibraryJudgeMathVerifyResponse:  # type: ignore[override]
+    async def verify(self, body: LibraryJudgeMathVerifyRequest) -> LibraryJudgeMathVerifyResponse:
         """Right when math-verify says so, else when the judge does, both ways round."""
         text = body.response.output_text
         library = await self._library.grade(without_delimiters(body.expected_answer), text)
@@ -120,16 +120,23 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
 
     async def _judge(self, body: LibraryJudgeMathVerifyRequest, given: str) -> list[JudgeEvaluation]:
         """One evaluation if it says that the answers differ, else two."""
-        first = await self._ask_judge(body, body.expected_answer, given)
+        first = await self._ask_judge(body, given)
         if first.verdict_label != EQUAL:
             return [first]
-        return [first, await self._ask_judge(body, given, body.expected_answer)]
+        return [first, await self._ask_judge(body, given, swapped=True)]
 
-    async def _ask_judge(self, body: LibraryJudgeMathVerifyRequest, first: str, second: str) -> JudgeEvaluation:
+    async def _ask_judge(
+        self, body: LibraryJudgeMathVerifyRequest, given: str, *, swapped: bool = False
+    ) -> JudgeEvaluation:
         assert self.config.judge_model_server is not None
         question = last_user_text(body.responses_create_params) if body.question is None else body.question
-        params = judge_request(self.config.judge_responses_create_params, question, first, second)
-        return await ask_for_label(self.server_client, self.config.judge_model_server.name, params, (EQUAL, NOT_EQUAL))
+
+        def question_about(answer: str) -> NeMoGymResponseCreateParamsNonStreaming:
+            answers = (answer, body.expected_answer) if swapped else (body.expected_answer, answer)
+            return judge_request(self.config.judge_responses_create_params, question, *answers)
+
+        name = self.config.judge_model_server.name
+        return await ask_about(self.server_client, name, question_about, given, (EQUAL, NOT_EQUAL))
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """pass@k and majority vote, for both ways of comparing and for what they amount to together."""

@@ -1,14 +1,18 @@
 """Answers compared by math-verify, in processes that can be killed when one gets stuck.
 
-An answer that takes too long counts as not equal. When processes die over an answer or cannot be started there is no
-verdict, and the rollout fails rather than score 0.
+An answer that takes too much of the processor's time, or over which one process after the other dies, counts as
+not equal. Where processes cannot be started, or do not get that time, there is no verdict, and the rollout fails
+rather than score 0.
 """
 
+import logging
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from nemo_gym.workers.pool import WorkerError, WorkerPool, WorkerStartError, WorkerTimeoutError
+from nemo_gym.workers import WorkerDeathError, WorkerError, WorkerPool, WorkerStartError, WorkerTimeoutError
+
+logger = logging.getLogger(__name__)
 
 WORKER = Path(__file__).with_name("library_worker.py")
 
@@ -27,10 +31,12 @@ class LibraryVerdict(NamedTuple):
 
 
 class LibraryPool:
-    """Compares answers in at most `max_workers` processes, each answer within `timeout_s`."""
+    """Compares answers in at most `max_workers` processes, each in at most `timeout_s` of the processor's time."""
 
-    def __init__(self, max_workers: int, timeout_s: float, program: Path = WORKER) -> None:
-        self._pool = WorkerPool("math-verify", program, max_workers, timeout_s)
+    def __init__(
+        self, max_workers: int, timeout_s: float, program: Path = WORKER, clock_limit_s: float | None = None
+    ) -> None:
+        self._pool = WorkerPool("math-verify", program, max_workers, timeout_s, clock_limit_s)
         self.open, self.close = self._pool.open, self._pool.close
 
     async def grade(self, expected: str, generated: str) -> LibraryVerdict:
@@ -43,6 +49,9 @@ class LibraryPool:
             return LibraryVerdict(**await self._pool.ask(expected=expected, generated=generated))
         except WorkerTimeoutError:
             return LibraryVerdict(0.0, None, timed_out=True)
+        except WorkerDeathError as error:
+            logger.warning("an answer counts as not equal: %s; it ends in %r", error, generated[-200:])
+            return LibraryVerdict(0.0, None)
         except WorkerStartError as error:
             remedy = f"`{sys.executable} -m pip install math-verify` installs the library"
             raise LibraryVerifierError(f"{error}; {remedy}") from error

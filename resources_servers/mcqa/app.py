@@ -14,7 +14,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.server_utils import while_serving
-from nemo_gym.workers.patterns import PATTERN_TIMEOUT_S, PatternMatcher
+from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher
 from resources_servers.mcqa.grading import (
     GradingMode,
     Options,
@@ -32,8 +32,8 @@ class MCQAResourcesServerConfig(BaseResourcesServerConfig):
 
     grading_mode: GradingMode | None = None
     """For all rows, whatever they say; unset: each row's own."""
-    pattern_timeout_s: float = Field(PATTERN_TIMEOUT_S, gt=0)
-    """A rollout whose `output_regex` takes longer fails."""
+    pattern_timeout_s: float = Field(default=PATTERN_TIMEOUT_S, gt=0)
+    """Processor time: an `output_regex` that takes longer on an answer finds nothing in it."""
 
 
 class MCQATemplateMetadata(BaseModel):
@@ -91,7 +91,7 @@ class MCQAResourcesServer(SimpleResourcesServer):
         """The standard routes; those processes end with the app."""
         return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
-    async def verify(self, body: MCQAVerifyRequest) -> MCQAVerifyResponse:  # type: ignore[override]
+    async def verify(self, body: MCQAVerifyRequest) -> MCQAVerifyResponse:
         """Right when the answer's letter can be read and is the expected one."""
         extracted = await self._extracted(body)
         is_right = extracted is not None and extracted == body.expected_answer

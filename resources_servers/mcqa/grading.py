@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from nemo_gym.workers.patterns import PatternMatcher, captured
+from nemo_gym.workers import PatternMatcher, PatternTimeoutError, captured
 from resources_servers.mcqa.boxes import last_box, without_text_wrappers
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,11 @@ _LEADING = re.compile(r"[(\[]?([A-Z])(?:[)\]:.,;/\-\u2013\u2014]|\s+[^a-z\s]|\s+
 _PRONOUN = r"(?!I\s+[a-z])"
 _LONE_CAPITAL = re.compile(rf"(?<![^\W_]){_PRONOUN}([A-Z])(?![^\W_]|['\u2019])")
 _LIST_GOES_ON = re.compile(
-    rf"\s*[)\]]?\s*(?:[,/&+;]\s*(?:(?:and|or)\b)?|\b(?:and|or)\b)\s*[(\[]?{_PRONOUN}([A-Z])(?![^\W_]|['\u2019])"
+    r"\s*+(?:[)\]]\s*+)?(?:[,/&+;]\s*+(?:(?:and|or)\b\s*+)?|\b(?:and|or)\b\s*+)"
+    rf"[(\[]?{_PRONOUN}([A-Z])(?![^\W_]|['\u2019])"
 )
+_LONGEST_LETTER = 8
+"""Characters: normalising takes quadratic time on a letter with as many accents as a model likes."""
 _LATIN = {
     **str.maketrans("\u0623\u0627\u0628\u062c\u062f", "AABCD"),  # Arabic
     **str.maketrans("\u0985\u09ac\u09a1\u09a2", "ABCD"),  # Bengali letters that sound alike
@@ -49,13 +52,15 @@ async def extract_by_patterns(
 ) -> str | None:
     """The letter found by the first pattern that finds one, in its last match.
 
-    A single letter is taken even when no option has it; anything else must be the text of an option.
-
-    Raises:
-        PatternTimeoutError: a pattern takes too long.
+    A single letter is taken even when no option has it; anything else must be the text of an option. A pattern that
+    takes too long on the text finds nothing in it.
     """
     for pattern in patterns:
-        found = await matcher.last_match(pattern, text, re.IGNORECASE)
+        try:
+            found = await matcher.last_match(pattern, text, re.IGNORECASE)
+        except PatternTimeoutError as error:
+            logger.warning("nothing is found in an answer: %s", error.detail)
+            continue
         if found is None:
             continue
         chosen = fold_letter(captured(found)) or _option_with_text(captured(found), options)
@@ -80,7 +85,10 @@ def usable(patterns: str | Sequence[str] | None) -> list[str]:
 
 def fold_letter(text: str) -> str | None:
     """The Latin capital that `text` is, also when written full-width, in Arabic or in Bengali; else None."""
-    letter = unicodedata.normalize("NFKC", text.strip()).translate(_LATIN).upper()
+    stripped = text.strip()
+    if len(stripped) > _LONGEST_LETTER:
+        return None
+    letter = unicodedata.normalize("NFKC", stripped).translate(_LATIN).upper()
     return letter if len(letter) == 1 and "A" <= letter <= "Z" else None
 
 
@@ -138,22 +146,25 @@ def _choices_in(payload: str, options: Options) -> set[str]:
         return {by_text}
     leading = _LEADING.match(payload)
     if leading and leading[1] in options:
-        return {leading[1], *_listed_after(payload, leading.end(1), options)}
+        return {leading[1], *_listed_after(payload, leading.end(1), options)[0]}
     lone = [match for match in _LONE_CAPITAL.finditer(payload) if match[1] in options]
+    end = 0
     for match in lone:
-        others = _listed_after(payload, match.end(), options)
+        if match.start() < end:  # it is in the list of one before, which names no other letter
+            continue
+        others, end = _listed_after(payload, match.end(), options)
         if others - {match[1]}:
             return {match[1], *others}
     return {lone[-1][1]} if lone else set()
 
 
-def _listed_after(payload: str, start: int, options: Options) -> set[str]:
-    """The further letters of a list such as `A, B or C`, whose first ends at `start`."""
+def _listed_after(payload: str, start: int, options: Options) -> tuple[set[str], int]:
+    """The further letters of a list such as `A, B or C`, whose first ends at `start`, and where the list ends."""
     letters = set()
     while match := _LIST_GOES_ON.match(payload, start):
         letters.add(match[1])
         start = match.end()
-    return letters & options.keys()
+    return letters & options.keys(), start
 
 
 def _option_with_text(text: str, options: Options) -> str | None:

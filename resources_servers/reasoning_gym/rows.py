@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nemo_gym.config_types import ConfigError
-from nemo_gym.errors import did_you_mean
+from nemo_gym.config_types import ConfigError, did_you_mean
 
 Row = dict[str, Any]
 
@@ -79,6 +78,14 @@ def _check(tasks: Sequence[str]) -> None:
 
 
 def _library() -> Any:
-    import reasoning_gym  # takes seconds
+    try:
+        import reasoning_gym  # takes seconds
+    except ModuleNotFoundError as error:
+        if error.name != "reasoning_gym":
+            raise
+        raise ConfigError(
+            "the library reasoning-gym is not installed in this environment (ng_run installs it for the server alone): "
+            "pip install 'reasoning-gym>=0.1.25'"
+        ) from error
 
     return reasoning_gym

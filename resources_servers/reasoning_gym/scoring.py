@@ -11,12 +11,11 @@ import importlib.metadata
 import io
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
-
-from nemo_gym.errors import similar_names
 
 Scorer = Callable[..., float]
 Entry = dict[str, Any]
@@ -52,7 +51,7 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
     task, entry, given = payload["task"], payload["entry"], payload["given"]
     scorer = scorer_of(task)
     if scorer is None:
-        near = similar_names(task, DATASETS)
+        near = get_close_matches(task, sorted(DATASETS), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return {"problem": f"reasoning-gym {_VERSION} cannot score the task {task!r}{hint}"}
     if task in _FORMULA_TASKS and _NO_FORMULA.search(given):
@@ -69,7 +68,7 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
     return {"score": score, "error": error}
 
 
-@functools.cache
+@functools.lru_cache(256)
 def scorer_of(task: str) -> Scorer | None:
     """The function that scores answers to `task`; None when the library has none."""
     own = _OWN_SCORERS.get(task)

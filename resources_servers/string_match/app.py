@@ -1,5 +1,6 @@
 """Answers that can be compared as text: the whole answer, a part of it, or a pattern in it."""
 
+import logging
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -15,14 +16,16 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.server_utils import while_serving
-from nemo_gym.workers.patterns import PATTERN_TIMEOUT_S, PatternMatcher
+from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher, PatternTimeoutError
+
+logger = logging.getLogger(__name__)
 
 
 class StringMatchResourcesServerConfig(BaseResourcesServerConfig):
     """The rows say how they are matched."""
 
-    pattern_timeout_s: float = Field(PATTERN_TIMEOUT_S, gt=0)
-    """A rollout whose regular expression takes longer fails."""
+    pattern_timeout_s: float = Field(default=PATTERN_TIMEOUT_S, gt=0)
+    """Processor time: an answer on which the row's regular expression takes longer is wrong."""
 
 
 def _as_text(value: Any) -> Any:
@@ -75,7 +78,7 @@ class StringMatchResourcesServer(SimpleResourcesServer):
         """The standard routes; those processes end with the app."""
         return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
-    async def verify(self, body: StringMatchVerifyRequest) -> StringMatchVerifyResponse:  # type: ignore[override]
+    async def verify(self, body: StringMatchVerifyRequest) -> StringMatchVerifyResponse:
         """Right when all that the model said matches as the row wants."""
         is_right = await self._matches(body.response.output_text, body)
         return StringMatchVerifyResponse(**dict(body), reward=float(is_right))
@@ -84,7 +87,11 @@ class StringMatchResourcesServer(SimpleResourcesServer):
         if row.match != "regex":
             return matches(text, row)
         flags = re.IGNORECASE if row.ignore_case else 0
-        return await self._patterns.last_match(row.expected_answer, text, flags) is not None
+        try:
+            return await self._patterns.last_match(row.expected_answer, text, flags) is not None
+        except PatternTimeoutError as error:
+            logger.warning("an answer counts as wrong: %s", error.detail)
+            return False
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """pass@k; there is no vote, since right answers need not be equal."""

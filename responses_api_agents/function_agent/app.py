@@ -16,10 +16,11 @@ from uuid import uuid4
 from fastapi import Request, Response
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
+from nemo_gym import resolve_for_reading
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig
 from nemo_gym.config_types import ConfigError, ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.paths import resolve_for_reading
+from nemo_gym.server_utils import keep_partial
 from responses_api_agents.function_agent.model_client import ModelClient
 from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentRunRequest
 from responses_api_agents.simple_agent.cookies import Cookies
@@ -36,7 +37,7 @@ class FunctionAgentConfig(BaseResponsesAPIAgentConfig):
     """A folder to import the module from, looked up like any relative path."""
     resources_server: ResourcesServerRef
     model_server: ModelServerRef
-    timeout_s: float = Field(3600.0, gt=0)
+    timeout_s: float = Field(default=3600.0, gt=0)
     """How long one call of the function may take."""
 
     @field_validator("function")
@@ -72,8 +73,7 @@ class FunctionAgent(SimpleAgent):
     async def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> tuple[NeMoGymResponse, Cookies]:
         return await self._answer(row.model_dump(mode="json", exclude_unset=True)), cookies
 
-    async def _answer(self, row: dict[str, Any]) -> NeMoGymResponse:
-        model = ModelClient(self.server_client, self.config.model_server.name)
+    async def _called(self, row: dict[str, Any], model: ModelClient) -> NeMoGymResponse:
         limit = asyncio.timeout(self.config.timeout_s)
         try:
             async with limit:
@@ -84,6 +84,14 @@ class FunctionAgent(SimpleAgent):
             message = f"{self.config.function} took longer than timeout_s={self.config.timeout_s:g}"
             raise TimeoutError(message) from error
         return self._as_response(answer, model)
+
+    async def _answer(self, row: dict[str, Any]) -> NeMoGymResponse:
+        model = ModelClient(self.server_client, self.config.model_server.name)
+        try:
+            return await self._called(row, model)
+        except Exception as error:
+            keep_partial(error, model.so_far())
+            raise
 
     def _as_response(self, answer: Any, model: ModelClient) -> NeMoGymResponse:
         if isinstance(answer, NeMoGymResponse):

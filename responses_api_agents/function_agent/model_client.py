@@ -7,8 +7,10 @@ from pydantic import ValidationError
 from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
+    NeMoGymResponseOutputItem,
     NeMoGymResponseUsage,
     accumulate_response_usage,
+    validated_json,
 )
 from nemo_gym.server_utils import ServerClient, raise_for_status
 from responses_api_agents.simple_agent.cookies import Cookies, merged
@@ -25,6 +27,8 @@ class ModelClient:
         """The tokens of all calls so far."""
         self.last_model: str | None = None
         """The name of the model that answered last."""
+        self._last: NeMoGymResponse | None = None
+        self._output: list[NeMoGymResponseOutputItem] = []
 
     async def create_response(self, **params: Any) -> NeMoGymResponse:
         """Ask the model, with the parameters of the Responses API: `input`, `instructions`, `tools`, `temperature`...
@@ -48,11 +52,19 @@ class ModelClient:
         response = self._read(await answer.read())
         self.usage = accumulate_response_usage(self.usage, response.usage)
         self.last_model = response.model
+        self._last = response
+        self._output += response.output
         return response
+
+    def so_far(self) -> NeMoGymResponse | None:
+        """Everything the model has answered as one response; None if it has not answered."""
+        if self._last is None:
+            return None
+        return self._last.model_copy(update={"output": self._output, "usage": self.usage})
 
     def _read(self, body: bytes) -> NeMoGymResponse:
         try:
-            response = NeMoGymResponse.model_validate_json(body)
+            response = validated_json(NeMoGymResponse, body)
         except ValidationError as error:
             message = f"Received an invalid response from model server {self._server_name!r}: {error}"
             raise RuntimeError(message) from error

@@ -26,8 +26,8 @@ class NonExecutingSimpleAgent(SimpleAgent):
         model_cookies: Cookies | None,
     ) -> Trajectory:
         trajectory = Trajectory(params, resources_cookies, model_cookies)
-        while self.config.max_steps is None or trajectory.steps < self.config.max_steps:
-            calls = trajectory.add_turn(await self._ask_model(trajectory))
+        while (answer := await self._next_answer(trajectory)) is not None:
+            calls = trajectory.add_turn(answer)
             if calls or trajectory.ends_with_turn(calls, self.config.max_idle_turns):
                 break
         return trajectory

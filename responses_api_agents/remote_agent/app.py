@@ -13,8 +13,9 @@ from pydantic import Field, ValidationError, field_validator
 
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig
 from nemo_gym.config_types import ResourcesServerRef
-from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import raise_for_status, request
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming, validated_json
+from nemo_gym.responses_converter import is_too_long, too_long_response
+from nemo_gym.server_utils import ServerResponseError, raise_for_status, request
 from responses_api_agents.simple_agent.app import SimpleAgent
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 
@@ -31,7 +32,7 @@ class RemoteAgentConfig(BaseResponsesAPIAgentConfig):
     """Sent as a bearer token."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Sent with every request."""
-    timeout_s: float = Field(3600.0, gt=0)
+    timeout_s: float = Field(default=3600.0, gt=0)
     """How long one answer may take."""
 
     @field_validator("url")
@@ -70,7 +71,12 @@ class RemoteAgent(SimpleAgent):
             headers=self._headers(),
             timeout=ClientTimeout(total=self.config.timeout_s),
         )
-        await raise_for_status(answer)
+        try:
+            await raise_for_status(answer)
+        except ServerResponseError as error:
+            if not is_too_long(error):
+                raise
+            return too_long_response(params, self.config.name), cookies
         return self._read(await answer.read()), merged(cookies, answer.cookies)
 
     def _headers(self) -> Mapping[str, str]:
@@ -81,7 +87,7 @@ class RemoteAgent(SimpleAgent):
     def _read(self, body: bytes) -> NeMoGymResponse:
         where = f"the agent behind {self.config.name!r} at {self.config.url}"
         try:
-            response = NeMoGymResponse.model_validate_json(body)
+            response = validated_json(NeMoGymResponse, body)
         except ValidationError as error:
             raise RuntimeError(f"Received an invalid response from {where}: {_first_problems(error)}") from error
         if response.error is not None:

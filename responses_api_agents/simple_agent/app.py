@@ -1,16 +1,14 @@
 """`simple_agent`: let a model talk and call tools until it has answered, then have the result scored.
 
 `/v1/responses` is the conversation, `/run` a whole rollout: seed the environment's session, hold the
-conversation in it, verify. Tools are the routes of the resources server; whatever they answer,
-errors too, is shown to the model.
+conversation in it, verify. Tools are those routes of the resources server that the request offers; whatever
+they answer, errors too, is shown to the model. Nothing that a model says ends a rollout without a score.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 from fastapi import Body, Request, Response
@@ -19,23 +17,42 @@ from pydantic import ConfigDict, Field, ValidationError
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
-from nemo_gym.http.local_request import JSON_HEADERS
-from nemo_gym.http.request import json_bytes
 from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
     NeMoGymResponseFunctionToolCall,
+    validated_json,
 )
-from nemo_gym.server_utils import ClientResponse, raise_for_status
-from nemo_gym.servers.routes import json_answer
-from nemo_gym.servers.session_lifetime import END_SESSION_HEADER
+from nemo_gym.server_utils import (
+    END_SESSION_HEADER,
+    JSON_HEADERS,
+    WANTS_PARTIAL,
+    ClientResponse,
+    ServerResponseError,
+    json_answer,
+    json_bytes,
+    keep_partial,
+    raise_for_status,
+)
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
-from responses_api_agents.simple_agent.trajectory import NO_ACTIONABLE_OUTPUT, Trajectory
+from responses_api_agents.simple_agent.tools import (
+    BadCallError,
+    declared_tools,
+    offered_names,
+    output_of,
+    parsed_arguments,
+    tool_path,
+)
+from responses_api_agents.simple_agent.trajectory import CALL_REFUSED, MAX_STEPS, STOP_REASONS, Trajectory
 from responses_api_agents.simple_agent.verdicts import Verdict, with_response
 
 logger = logging.getLogger(__name__)
 
 END_SESSION_TIMEOUT_S = 5.0
+MOST_STEPS = 1000
+"""Model calls after which a conversation without `max_steps` is ended: more than any task needs."""
+_REFUSALS = (400, 422)
+_OF_ITSELF = {WANTS_PARTIAL: "true"}
 _VERIFY_HEADERS = {"content-type": "application/json", END_SESSION_HEADER: "true"}
 
 
@@ -44,10 +61,12 @@ class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
 
     resources_server: ResourcesServerRef
     model_server: ModelServerRef
-    max_steps: int | None = Field(None, ge=1)
-    """Model calls per rollout; unlimited when unset."""
-    max_idle_turns: int = Field(3, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
+    """Model calls per rollout; when unset, a model that never stops calling tools is stopped after `MOST_STEPS`."""
+    max_idle_turns: int = Field(default=3, ge=1)
     """Turns in a row without message and without tool call after which the rollout is ended."""
+    tool_timeout_s: float = Field(default=3600.0, gt=0)
+    """How long one tool may take; then the model is told so."""
 
 
 class SimpleAgentRunRequest(BaseRunRequest):
@@ -91,7 +110,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
     def run_handler(self) -> Callable[..., Awaitable[Any]]:
         """Pass verdicts on as they came, unless a subclass does something with them."""
-        return self._run_route if type(self).run is SimpleAgent.run else self.run
+        return self._run_route if type(self).run is SimpleAgent.run else super().run_handler()
 
     async def _run_route(self, request: Request, body: SimpleAgentRunRequest) -> Any:
         result = await self._rollout(request, body, await request.body())
@@ -118,14 +137,25 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         await raise_for_status(seeded)
         cookies = merged(request.cookies, seeded.cookies)
         try:
-            response, cookies = await self._attempt(body, cookies)
+            offered = _with_tools(body, declared_tools(await seeded.read(), self.config.resources_server.name))
+            response, cookies = await self._attempt(offered, cookies)
         except Exception:
             await self._end_session(cookies)
             raise
         if self.config.skip_verification:
             await self._end_session(cookies)
             return self._unverified(body, response)
-        return await self._verify(as_json or json_bytes(body), response, cookies)
+        try:
+            return await self._verify(as_json or json_bytes(body), response, cookies)
+        except Exception as error:
+            keep_partial(error, response, "verify" if self._passes_rows_on() else None)
+            raise
+
+    @classmethod
+    def _passes_rows_on(cls) -> bool:
+        """As long as a subclass leaves both ways to the environment as they are."""
+        ways = ("run", "_rollout", "_verify")
+        return all(getattr(cls, way) is getattr(SimpleAgent, way) for way in ways)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
         """The metrics of the resources server, which knows what its fields mean."""
@@ -143,13 +173,35 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     ) -> Trajectory:
         """Hold the conversation that `params` begin, in the sessions the cookies name."""
         trajectory = Trajectory(params, resources_cookies, model_cookies)
-        while self.config.max_steps is None or trajectory.steps < self.config.max_steps:
-            calls = trajectory.add_turn(await self._ask_model(trajectory))
-            if trajectory.ends_with_turn(calls, self.config.max_idle_turns):
-                break
-            for call in calls:  # in order: tools of one session rely on it
-                trajectory.add_tool_output(call, await self._call_tool(call, trajectory))
+        offered = offered_names(params)
+        try:
+            while (answer := await self._next_answer(trajectory)) is not None:
+                calls = trajectory.add_turn(answer)
+                if trajectory.ends_with_turn(calls, self.config.max_idle_turns):
+                    break
+                for call in calls:  # in order: tools of one session rely on it
+                    trajectory.add_tool_output(call, await self._call_tool(call, trajectory, offered))
+        except Exception as error:
+            if trajectory.steps:
+                keep_partial(error, trajectory.response())
+            raise
         return trajectory
+
+    async def _next_answer(self, trajectory: Trajectory) -> NeMoGymResponse | None:
+        """What the model says next; None when the conversation ends here."""
+        if trajectory.steps >= (self.config.max_steps or MOST_STEPS):
+            if self.config.max_steps is None:
+                trajectory.stop(MAX_STEPS, f"the model had {MOST_STEPS} turns; set max_steps to allow another number")
+            return None
+        try:
+            return await self._ask_model(trajectory)
+        except ServerResponseError as error:
+            if not trajectory.has_malformed_call or error.error_status not in _REFUSALS:
+                raise
+            trajectory.stop(
+                CALL_REFUSED, f"the endpoint refuses to read a call that the model made up: {error.excerpt()}"
+            )
+            return None
 
     async def _ask_model(self, trajectory: Trajectory) -> NeMoGymResponse:
         name = self.config.model_server.name
@@ -171,17 +223,24 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             )
         return response
 
-    async def _call_tool(self, call: NeMoGymResponseFunctionToolCall, trajectory: Trajectory) -> str:
+    async def _call_tool(
+        self, call: NeMoGymResponseFunctionToolCall, trajectory: Trajectory, offered: frozenset[str]
+    ) -> str:
         """What the tool says, whatever its status: the model must be able to react to errors."""
         try:
-            arguments = json.loads(call.arguments)
-        except ValueError as error:
-            return json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
-        answer = await self._post_to_environment(
-            f"/{quote(call.name, safe='/')}", trajectory.resources_cookies, json=arguments
-        )
+            arguments, path = parsed_arguments(call.arguments), tool_path(call.name, offered)
+        except BadCallError as error:
+            trajectory.has_malformed_call |= error.is_malformed
+            return output_of(str(error))
+        limit_s = self.config.tool_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._post_to_environment(path, trajectory.resources_cookies, json=arguments)
+                text = (await answer.read()).decode(errors="replace")
+        except TimeoutError:
+            return output_of(f"The tool {call.name} did not answer within {limit_s:g} s")
         trajectory.resources_cookies = merged(trajectory.resources_cookies, answer.cookies)
-        return (await answer.read()).decode(errors="replace")
+        return text
 
     async def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> tuple[NeMoGymResponse, Cookies]:
         """What is to be verified, and the cookies of the environment's session then."""
@@ -195,7 +254,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             trajectory = await self._run_steps(params, cookies, None)
             return trajectory.response(), trajectory.resources_cookies
         answer = await self.server_client.post(
-            server_name=self.config.name, url_path="/v1/responses", json=params, cookies=cookies
+            server_name=self.config.name, url_path="/v1/responses", json=params, cookies=cookies, headers=_OF_ITSELF
         )
         await raise_for_status(answer)
         response = _parsed(await answer.read(), f"Received an invalid response from agent {self.config.name!r}")
@@ -233,17 +292,26 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
 def _parsed(body: bytes, complaint: str) -> NeMoGymResponse:
     try:
-        return NeMoGymResponse.model_validate_json(body)
+        return validated_json(NeMoGymResponse, body)
     except ValidationError as error:
         raise RuntimeError(f"{complaint}: {error}") from error
 
 
+def _with_tools(row: SimpleAgentRunRequest, tools: list[dict[str, Any]]) -> SimpleAgentRunRequest:
+    """`row` with further tools for the model; what is verified and stored stays the row itself."""
+    if not tools:
+        return row
+    params = row.responses_create_params
+    offered = params.model_copy(update={"tools": [*params.tools, *tools]})
+    return row.model_copy(update={"responses_create_params": offered})
+
+
 def _stop_reason(response: NeMoGymResponse) -> dict[str, str]:
-    """The field that marks a result whose conversation was ended for want of progress."""
+    """The field that marks a result whose conversation an agent ended."""
     details = response.incomplete_details
-    if details is None or details.reason != NO_ACTIONABLE_OUTPUT:
+    if details is None or details.reason not in STOP_REASONS:
         return {}
-    return {"ng_stop_reason": NO_ACTIONABLE_OUTPUT}
+    return {"ng_stop_reason": details.reason}
 
 
 if __name__ == "__main__":

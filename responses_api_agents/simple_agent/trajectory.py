@@ -19,7 +19,13 @@ from nemo_gym.openai_utils import (
 from responses_api_agents.simple_agent.cookies import Cookies
 
 NO_ACTIONABLE_OUTPUT = "no_actionable_output"
-"""`incomplete_details.reason` of a trajectory that was ended because the model neither spoke nor called a tool."""
+"""The model neither spoke nor called a tool."""
+MAX_STEPS = "max_steps"
+"""It would have gone on for ever."""
+CALL_REFUSED = "call_refused"
+"""A call that it made up is one that its endpoint refuses to read."""
+STOP_REASONS = frozenset({NO_ACTIONABLE_OUTPUT, MAX_STEPS, CALL_REFUSED})
+"""`incomplete_details.reason` of trajectories that an agent ended."""
 
 
 @dataclass
@@ -34,7 +40,10 @@ class Trajectory:
     steps: int = 0
     idle_turns: int = 0
     """Turns in a row that neither spoke nor called a tool."""
-    stalled: bool = False
+    has_malformed_call: bool = False
+    """Whether the model made a call that is none, by its name or by its arguments."""
+    stopped: NeMoGymIncompleteDetails | None = None
+    """Why the conversation was ended before the model had answered."""
     _last: NeMoGymResponse | None = None
 
     def __post_init__(self) -> None:
@@ -68,23 +77,25 @@ class Trajectory:
             return True
         if calls:
             return False
-        self.stalled = self.idle_turns >= max_idle_turns
-        return self.stalled or self.idle_turns == 0
+        if self.idle_turns >= max_idle_turns:
+            self.stop(
+                NO_ACTIONABLE_OUTPUT,
+                f"{self.idle_turns} model turns in a row had neither a message nor a tool call, the last one was "
+                f"number {self.steps}. If the model only thinks, raise max_output_tokens or the agent's max_idle_turns",
+            )
+        return self.stopped is not None or self.idle_turns == 0
+
+    def stop(self, reason: str, message: str) -> None:
+        """End the conversation here; it is scored as it stands."""
+        self.stopped = NeMoGymIncompleteDetails.model_validate({"reason": reason, "message": message})
 
     def response(self) -> NeMoGymResponse:
         """The whole trajectory, in the shape of the model's last answer."""
         assert self._last is not None
         changes: dict[str, Any] = {"output": self.output, "usage": self.usage}
-        if self.stalled:
-            changes |= {"status": "incomplete", "incomplete_details": self._why_stalled()}
+        if self.stopped is not None:
+            changes |= {"status": "incomplete", "incomplete_details": self.stopped}
         return self._last.model_copy(update=changes)
-
-    def _why_stalled(self) -> NeMoGymIncompleteDetails:
-        message = (
-            f"{self.idle_turns} model turns in a row had neither a message nor a tool call, the last one was "
-            f"number {self.steps}. If the model only thinks, raise max_output_tokens or the agent's max_idle_turns"
-        )
-        return NeMoGymIncompleteDetails.model_validate({"reason": NO_ACTIONABLE_OUTPUT, "message": message})
 
 
 def _speaks(answer: NeMoGymResponse) -> bool:

@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel
 
 from nemo_gym.base_resources_server import BaseVerifyResponse
-from nemo_gym.http.request import json_bytes
+from nemo_gym.server_utils import json_bytes
 
 
 def with_response(row: bytes, response: BaseModel) -> bytes:

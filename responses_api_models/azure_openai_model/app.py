@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from nemo_gym.http.endpoint_errors import EndpointSettings
+from nemo_gym.base_responses_api_model import EndpointSettings
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint
 from responses_api_models.inference_provider.chat_endpoint import ChatEndpointConfig, ChatEndpointModel
@@ -27,8 +27,8 @@ class AzureOpenAIModelServerConfig(ChatEndpointConfig):
     """Query parameters of every request: `api-version`."""
     default_headers: dict[str, str] = Field(default_factory=dict)
     """Headers of every request."""
-    num_concurrent_requests: int | None = Field(8, ge=1)
-    """Requests at the same time, over all processes of this server."""
+    num_concurrent_requests: int | None = Field(default=8, ge=1)
+    """Requests at the same time, over all processes of this server; of this and `max_concurrent_requests` the lower."""
 
 
 class AzureClient(NeMoGymAsyncOpenAI):

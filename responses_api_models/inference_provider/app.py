@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from nemo_gym.http.endpoint_errors import EndpointSettings
+from nemo_gym.base_responses_api_model import EndpointSettings
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint
 from responses_api_models.inference_provider.chat_endpoint import ChatEndpointConfig, ChatEndpointModel

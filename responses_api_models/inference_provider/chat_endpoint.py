@@ -5,17 +5,27 @@ converted to a response. `inference_provider` and `azure_openai_model` differ in
 """
 
 import asyncio
+import logging
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from time import time
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 from fastapi import Body
 from pydantic import Field, PrivateAttr
 
-from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
-from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
+from nemo_gym.base_responses_api_model import (
+    Endpoint,
+    EndpointSettings,
+    Pace,
+    PacedModelConfig,
+    SimpleResponsesAPIModel,
+    errors_explained,
+    validated_answer,
+)
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -23,16 +33,26 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.responses_chat.answers import empty_completion, is_too_long, with_reasoning_in_text
-from nemo_gym.responses_chat.given import given_fields
-from nemo_gym.responses_chat.metadata import CHAT_TEMPLATE_KWARGS, EXTRA_BODY, object_in_metadata
-from nemo_gym.responses_chat.think_tags import tags_as_fields
-from nemo_gym.responses_converter import ResponsesConverter
+from nemo_gym.responses_converter import (
+    CHAT_TEMPLATE_KWARGS,
+    EXTRA_BODY,
+    ResponsesConverter,
+    empty_completion,
+    is_too_long,
+    object_in_metadata,
+    set_fields,
+    tags_as_fields,
+    with_reasoning_in_text,
+)
 from nemo_gym.server_utils import per_process_cap
 
+logger = logging.getLogger(__name__)
 
-class ChatEndpointConfig(BaseResponsesAPIModelConfig):
+
+class ChatEndpointConfig(PacedModelConfig):
     """What can be said about any such endpoint."""
+
+    UNRELATED_TO_ANSWERS: ClassVar[frozenset[str]] = frozenset({"default_query", "num_concurrent_requests"})
 
     uses_reasoning_parser: bool = False
     """The endpoint returns reasoning in a field of its own, and think blocks in its text are reasoning, too."""
@@ -40,8 +60,9 @@ class ChatEndpointConfig(BaseResponsesAPIModelConfig):
     """Send earlier reasoning back, in fields of its own; some endpoints want it, others refuse it."""
     uses_max_completion_tokens: bool = False
     """Call the limit of an answer `max_completion_tokens`, as some endpoints demand."""
-    num_concurrent_requests: int | None = Field(1000, ge=1)
-    """Requests to the endpoint at the same time, over all processes of this server."""
+    num_concurrent_requests: int | None = Field(default=1000, ge=1)
+    """Requests to the endpoint at the same time, over all processes of this server; of this and
+    `max_concurrent_requests`, the name that all model servers know, the lower holds."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Added to every request; a request's `metadata.extra_body` wins over it, and its own fields over both."""
 
@@ -57,10 +78,19 @@ class ChatEndpointModel(SimpleResponsesAPIModel):
     def model_post_init(self, context: Any, /) -> None:
         """Make the client of the endpoint."""
         super().model_post_init(context)
-        self._client = self.new_client()
+        self._client = self.paced(self.new_client())
         self._converter = ResponsesConverter(uses_reasoning_parser=self.config.uses_reasoning_parser)
-        cap = per_process_cap(self.config.num_concurrent_requests)
+        cap = per_process_cap(self.config.num_concurrent_requests) if self.pacer is None else None
+        if cap:
+            logger.info("%s: at most %d requests at a time (num_concurrent_requests)", self.config.name, cap)
         self._slots = asyncio.Semaphore(cap) if cap else nullcontext()
+
+    def pace(self) -> Pace:
+        """The configured one, which also keeps to the other cap."""
+        pace, cap = super().pace(), self.config.num_concurrent_requests
+        if not pace.is_set or cap is None:
+            return pace
+        return replace(pace, max_concurrent_requests=min(cap, pace.max_concurrent_requests or cap))
 
     @abstractmethod
     def new_client(self) -> NeMoGymAsyncOpenAI:
@@ -69,6 +99,10 @@ class ChatEndpointModel(SimpleResponsesAPIModel):
     @abstractmethod
     def settings(self) -> EndpointSettings:
         """What errors name: address, model, and the keys they are set with."""
+
+    def asked_endpoints(self) -> Sequence[Endpoint]:
+        """The one that is configured."""
+        return (Endpoint(self._client, self.settings()),)
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
         """Answer a Responses request."""
@@ -93,7 +127,7 @@ class ChatEndpointModel(SimpleResponsesAPIModel):
         return validated_answer(NeMoGymChatCompletion, answer, settings)
 
     def _outgoing(self, body: NeMoGymChatCompletionCreateParamsNonStreaming) -> dict[str, Any]:
-        given = given_fields(body)
+        given = set_fields(body)
         extra = {**self.config.extra_body, **object_in_metadata(body.metadata, EXTRA_BODY)}
         template_kwargs = object_in_metadata(body.metadata, CHAT_TEMPLATE_KWARGS)
         if template_kwargs:

@@ -4,29 +4,35 @@ Requests go on as they came, with the configured model name and key. What a user
 wrong key, comes back as one sentence that names the endpoint and the setting.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import Any
+from time import time
+from typing import Any, TypeGuard
 
+import aiohttp
 from pydantic import BaseModel, Field
 
-from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
-from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
-from nemo_gym.http.openai_client import JsonObject
+from nemo_gym.base_responses_api_model import (
+    Endpoint,
+    EndpointSettings,
+    PacedModelConfig,
+    SimpleResponsesAPIModel,
+    errors_explained,
+    validated_answer,
+)
 from nemo_gym.openai_utils import (
+    JsonObject,
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, per_process_cap
-from nemo_gym.servers.routes import json_answer, reads_only
+from nemo_gym.responses_converter import empty_completion, is_too_long, too_long_response
+from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, json_answer, reads_only
 
 
-class OpenAIModelConfig(BaseResponsesAPIModelConfig):
+class OpenAIModelConfig(PacedModelConfig):
     """Which endpoint, which model, and what to add to every request."""
 
     openai_base_url: str
@@ -38,8 +44,6 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     """Added to every request; fields of the request itself win."""
     openai_default_headers: dict[str, str] = Field(default_factory=dict)
     """Headers of every request to the endpoint."""
-    max_concurrent_requests: int | None = Field(None, ge=1)
-    """Requests to the endpoint at the same time, over all processes of this server; unlimited when unset."""
     drop_input_reasoning_items: bool = False
     """Do not send earlier reasoning back, for endpoints that refuse it."""
 
@@ -51,21 +55,21 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     @cached_property  # found faster than a private attribute
     def _client(self) -> NeMoGymAsyncOpenAI:
-        return NeMoGymAsyncOpenAI(
+        client = NeMoGymAsyncOpenAI(
             base_url=self.config.openai_base_url,
             api_key=self.config.openai_api_key,
             default_headers=self.config.openai_default_headers,
         )
-
-    @cached_property
-    def _slots(self) -> AbstractAsyncContextManager[Any]:
-        cap = per_process_cap(self.config.max_concurrent_requests)
-        return asyncio.Semaphore(cap) if cap else nullcontext()
+        return self.paced(client)
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:  # type: ignore[override]
         """Answer through the endpoint's `/responses`."""
         response, _ = await self._answered(body)
         return response
+
+    def asked_endpoints(self) -> Sequence[Endpoint]:
+        """The one that is configured."""
+        return (Endpoint(self._client, self._settings),)
 
     def responses_handler(self) -> Callable[..., Awaitable[Any]]:
         """Pass answers on as they came, unless a subclass does something with them."""
@@ -74,13 +78,15 @@ class OpenAIModel(SimpleResponsesAPIModel):
     @reads_only
     async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
         response, answer = await self._answered(body)
-        return json_answer(answer.raw, response) if isinstance(answer, JsonObject) else response
+        return json_answer(answer.raw, response) if _can_be_passed_on(answer) else response
 
     async def _answered(self, body: NeMoGymResponseCreateParamsNonStreaming) -> tuple[NeMoGymResponse, dict[str, Any]]:
         request = self._request(body)
         if self.config.drop_input_reasoning_items and isinstance(request["input"], list):
             request["input"] = [item for item in request["input"] if item.get("type") != "reasoning"]
         answer = await self._ask(self._client.create_response, request)
+        if answer is None:
+            return too_long_response(body, self.config.openai_model), {}
         return validated_answer(NeMoGymResponse, answer, self._settings), answer
 
     async def chat_completions(  # type: ignore[override]
@@ -89,20 +95,49 @@ class OpenAIModel(SimpleResponsesAPIModel):
         """Answer through the endpoint's `/chat/completions`."""
         request = self._request(body)
         answer = await self._ask(self._client.create_chat_completion, request)
+        if answer is None:
+            return empty_completion(self.config.openai_model, "length", int(time()))
         return validated_answer(NeMoGymChatCompletion, answer, self._settings)
 
     def _request(self, body: BaseModel) -> dict[str, Any]:
         given = body.model_dump(exclude_unset=True)
         return {**self.config.extra_body, **given, "model": self.config.openai_model}
 
-    async def _ask(self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(
+        self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """What the endpoint answers; None when the request is longer than the model can read."""
         with errors_explained(self._settings):
-            async with self._slots:
+            try:
                 return await call(**request)
+            except aiohttp.ClientResponseError as error:
+                if not is_too_long(error):
+                    raise
+                return None
 
     @cached_property
     def _settings(self) -> EndpointSettings:
         return EndpointSettings(self.config.name, self.config.openai_base_url, self.config.openai_model)
+
+
+def _can_be_passed_on(answer: dict[str, Any]) -> TypeGuard[JsonObject]:
+    """Whether an endpoint's answer, which is a response, is what agents expect to the letter.
+
+    Many endpoints tell no details of the usage, and send null for the content of reasoning.
+    """
+    if type(answer) is not JsonObject:
+        return False
+    for item in answer["output"]:
+        if "content" in item and item["content"] is None:
+            return False
+    if "usage" not in answer or answer["usage"] is None:
+        return True
+    usage = answer["usage"]
+    try:
+        counts = usage["input_tokens_details"]["cached_tokens"], usage["output_tokens_details"]["reasoning_tokens"]
+    except (KeyError, TypeError):
+        return False
+    return None not in counts
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from nemo_gym import resolve_for_reading
 from nemo_gym.config_types import ConfigError
-from nemo_gym.paths import resolve_for_reading
 from responses_api_models.scripted_model.draws import Draws
 from responses_api_models.scripted_model.script import Answers
 from responses_api_models.scripted_model.templates import fill

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.http.errors import ERROR_CLASS_HEADER, ERROR_SERVER_HEADER, ERROR_STATUS_HEADER
+from nemo_gym.server_utils import ERROR_CLASS_HEADER, ERROR_SERVER_HEADER, ERROR_STATUS_HEADER
 from responses_api_models.scripted_model.script_faults import (
     DisconnectFault,
     Fault,

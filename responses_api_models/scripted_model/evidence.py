@@ -24,7 +24,9 @@ _NO_NAMES = frozenset(
         was we we're what what's when where which who whose why will with would yes you your"""
     )
 )
-_ENUMERATION = re.compile(r"\s*(?:,|,?\s*\b(?:and|or)\b)\s*(?:(?:in|at|for|of|to|from|near)\s+)?")
+_ENUMERATION = re.compile(
+    r"\s*+(?:,\s*+(?:\b(?:and|or)\b\s*+)?|\b(?:and|or)\b\s*+)(?:(?:in|at|for|of|to|from|near)\s+)?"
+)
 _CONTENT_WORD_LENGTH = 4
 _LOOK_BACK = 12
 

@@ -1,6 +1,5 @@
 """Requests of the Responses and the Chat Completions API, read as conversations."""
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,9 +12,8 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseFunctionToolCall,
     NeMoGymResponseReasoningItem,
 )
+from nemo_gym.responses_converter import taken_apart
 from responses_api_models.scripted_model.conversation import Called, Conversation, Entry, Returned, Said, Thought, Tool
-
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 class UnreadableRequestError(ValueError):
@@ -85,9 +83,8 @@ def _entries_of_message(message: Any) -> Iterator[Entry]:
         yield Returned(message["tool_call_id"], text)
     elif role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("reasoning")
-        thoughts = [reasoning] if reasoning else _THINK.findall(text)
-        yield from (Thought(thought) for thought in thoughts)
-        text = _THINK.sub("", text)
+        blocks, text = taken_apart(text)
+        yield from (Thought(thought) for thought in ([reasoning] if reasoning else blocks))
         if text:
             yield Said(role, text)
         for call in message.get("tool_calls") or ():

@@ -114,12 +114,11 @@ def _usage(answer: Answer, usage: Usage) -> NeMoGymResponseUsage | None:
     if not usage.report:
         return None
     counts = answer.counts
+    told = int(usage.details)
     return NeMoGymResponseUsage(
         input_tokens=counts.prompt,
         output_tokens=counts.generation,
         total_tokens=counts.prompt + counts.generation,
-        input_tokens_details=NeMoGymResponseInputTokensDetails(cached_tokens=counts.cached) if usage.details else None,
-        output_tokens_details=(
-            NeMoGymResponseOutputTokensDetails(reasoning_tokens=counts.reasoning) if usage.details else None
-        ),
+        input_tokens_details=NeMoGymResponseInputTokensDetails(cached_tokens=told * counts.cached),
+        output_tokens_details=NeMoGymResponseOutputTokensDetails(reasoning_tokens=told * counts.reasoning),
     )

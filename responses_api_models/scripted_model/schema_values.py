@@ -21,7 +21,7 @@ _FORMATS = {
     "date": (re.compile(r"\b\d{4}-\d{2}-\d{2}\b"), "2025-01-01"),
     "date-time": (re.compile(r"\b\d{4}-\d{2}-\d{2}T[\d:.]+(?:Z|[+-]\d{2}:\d{2})?"), "2025-01-01T00:00:00Z"),
     "time": (re.compile(r"\b\d{2}:\d{2}(?::\d{2})?\b"), "12:00:00"),
-    "email": (re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]*\w"), "someone@example.com"),
+    "email": (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w"), "someone@example.com"),
     "uri": (re.compile(r"\bhttps?://\S+[\w/]"), "https://example.com/"),
 }
 _MAX_DEPTH = 8

@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from nemo_gym import resolve_for_reading
 from nemo_gym.config_types import ConfigError
-from nemo_gym.paths import resolve_for_reading
 from responses_api_models.scripted_model.script_faults import Fault
 from responses_api_models.scripted_model.script_match import Match, StrictModel
 
@@ -43,7 +43,7 @@ class Reply(StrictModel):
     text: str | None = None
     tool_call: ToolCallReply | None = None
     tool_calls: list[ToolCallReply] = Field(default_factory=list)
-    incomplete: str | None = Field(None, pattern="^(max_output_tokens|content_filter)$")
+    incomplete: str | None = Field(default=None, pattern="^(max_output_tokens|content_filter)$")
     """Claim that the answer was cut off for this reason."""
 
     @property
@@ -57,7 +57,7 @@ class Rule(StrictModel):
 
     match: Match = Field(default_factory=Match)
     reply: Reply
-    probability: float = Field(1.0, ge=0, le=1)
+    probability: float = Field(default=1.0, ge=0, le=1)
     """How often the rule is used when it matches; else the next one is tried."""
 
 
@@ -70,7 +70,7 @@ class Answers(StrictModel):
     """Where a row has its question; dots go deeper, numbers count list items."""
     answer_field: str = "answer"
     template: str = "{answer}"
-    probability_right: float = Field(1.0, ge=0, le=1)
+    probability_right: float = Field(default=1.0, ge=0, le=1)
     wrong_template: str | None = None
     """For wrong answers; `template` when left out."""
 
@@ -78,14 +78,14 @@ class Answers(StrictModel):
 class Distribution(StrictModel):
     """A number that varies from request to request: exactly one of the four kinds."""
 
-    fixed: float | None = Field(None, ge=0)
+    fixed: float | None = Field(default=None, ge=0)
     uniform: tuple[float, float] | None = None
     """From the first to the second number."""
-    exponential: float | None = Field(None, gt=0)
+    exponential: float | None = Field(default=None, gt=0)
     """The mean."""
     lognormal: tuple[float, float] | None = None
     """Median, and the standard deviation of the logarithm."""
-    max: float | None = Field(None, ge=0)
+    max: float | None = Field(default=None, ge=0)
     """Nothing is larger than this."""
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ FlexibleNumber = Annotated[Distribution, BeforeValidator(_number_is_fixed)]
 class Latency(Distribution):
     """Seconds until an answer."""
 
-    per_output_token: float = Field(0.0, ge=0)
+    per_output_token: float = Field(default=0.0, ge=0)
     """Added for every token of the answer."""
 
 

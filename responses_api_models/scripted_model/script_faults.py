@@ -11,13 +11,13 @@ class FaultBase(StrictModel):
     """When a fault strikes: where everything given agrees."""
 
     match: Match = Field(default_factory=Match)
-    probability: float = Field(1.0, ge=0, le=1)
+    probability: float = Field(default=1.0, ge=0, le=1)
     """Drawn anew each time a request is repeated, so that trying again helps."""
-    every: int | None = Field(None, ge=1)
+    every: int | None = Field(default=None, ge=1)
     """Only the nth, 2nth, ... of the matching requests that reach this process."""
-    times: int | None = Field(None, ge=1)
+    times: int | None = Field(default=None, ge=1)
     """So often in the life of the process."""
-    times_per_request: int | None = Field(None, ge=1)
+    times_per_request: int | None = Field(default=None, ge=1)
     """So often for equal requests; 1: the second try succeeds."""
 
 
@@ -27,7 +27,7 @@ class StatusFault(FaultBase):
     kind: Literal["status"]
     status: int = Field(ge=400, le=599)
     message: str | None = None
-    retry_after: float | None = Field(None, ge=0)
+    retry_after: float | None = Field(default=None, ge=0)
     """Seconds, in the header `Retry-After`."""
 
 
@@ -41,7 +41,7 @@ class HangFault(FaultBase):
     """No answer for a long time, then the connection is closed."""
 
     kind: Literal["hang"]
-    seconds: float = Field(3600.0, gt=0)
+    seconds: float = Field(default=3600.0, gt=0)
 
 
 class MalformedFault(FaultBase):
@@ -56,7 +56,7 @@ class TruncateFault(FaultBase):
     """The connection breaks in the middle of the answer."""
 
     kind: Literal["truncate"]
-    keep: float = Field(0.5, ge=0, lt=1)
+    keep: float = Field(default=0.5, ge=0, lt=1)
     """The share of the answer that gets through."""
 
 
@@ -64,9 +64,9 @@ class SlowDripFault(FaultBase):
     """The right answer, in many small pieces."""
 
     kind: Literal["slow_drip"]
-    seconds: float = Field(10.0, gt=0)
+    seconds: float = Field(default=10.0, gt=0)
     """From the first piece to the last."""
-    pieces: int = Field(20, ge=2)
+    pieces: int = Field(default=20, ge=2)
 
 
 Fault = Annotated[

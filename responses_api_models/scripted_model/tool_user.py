@@ -27,7 +27,7 @@ _SMALL_TALK = (
     "You wrote: {gist}",
     "There is no script and no tool for this, so I can only repeat it: {gist}",
 )
-_OPTION = re.compile(r"^\s*\(?([A-J])[).:]\s+\S", re.MULTILINE)
+_OPTION = re.compile(r"^[^\S\n]*\(?([A-J])[).:]\s+\S", re.MULTILINE)
 
 
 def use_tools_or_answer(conversation: Conversation, draws: Draws) -> tuple[ModelEntry, ...]:

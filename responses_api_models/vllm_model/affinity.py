@@ -6,7 +6,6 @@ the fewest sessions. Several processes do not see each other's load: there, a ha
 decides, the same in all of them.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,14 +14,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
-from nemo_gym.http.session import NUM_WORKERS_ENV_VAR_NAME
-from nemo_gym.keys import NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME
+from nemo_gym.server_utils import num_serving_processes
 
 
 def runs_in_several_processes() -> bool:
     """Whether this process is one of several workers or replicas of its server."""
-    counts = (os.environ.get(name) or "1" for name in (NUM_WORKERS_ENV_VAR_NAME, NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME))
-    return any(int(count) > 1 for count in counts)
+    return num_serving_processes() > 1
 
 
 class _Home(NamedTuple):

@@ -7,18 +7,25 @@ and log-probs of exactly what was sampled.
 To change what is sent, subclass `VLLMModel` and override `_preprocess_chat_completion_create_params`.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from time import time
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
 from fastapi import Body, FastAPI, Request
 from pydantic import PrivateAttr
 
-from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
-from nemo_gym.http.endpoint_errors import EndpointSettings, errors_explained, validated_answer
+from nemo_gym.base_responses_api_model import (
+    Endpoint,
+    EndpointSettings,
+    SimpleResponsesAPIModel,
+    errors_explained,
+    validated_answer,
+)
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -26,9 +33,15 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.responses_chat.answers import empty_completion, is_too_long, with_reasoning_in_text
-from nemo_gym.responses_chat.given import given_fields
-from nemo_gym.responses_converter import ResponsesConverter, split_responses_input_output_items
+from nemo_gym.responses_converter import (
+    ResponsesConverter,
+    empty_completion,
+    is_too_long,
+    set_fields,
+    split_responses_input_output_items,
+    too_long_response,
+    with_reasoning_in_text,
+)
 from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from responses_api_models.vllm_model.affinity import SessionAffinity
 from responses_api_models.vllm_model.completions import PlainCompletions, as_chat_answer, plain_completions
@@ -42,22 +55,41 @@ from responses_api_models.vllm_model.outgoing import (
 from responses_api_models.vllm_model.token_ids import tokenize_request, with_token_ids
 from responses_api_models.vllm_model.transport_log import TransportLog
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["VLLMConverter", "VLLMModel", "VLLMModelConfig", "split_responses_input_output_items"]
 
 
-class Endpoint(NamedTuple):
-    """One of the places where the model is served."""
-
-    client: NeMoGymAsyncOpenAI
-    settings: EndpointSettings
-
-
 class VLLMConverter(ResponsesConverter):
-    """`ResponsesConverter` with its ids made here: programs elsewhere replace this module's `uuid4`."""
+    """`ResponsesConverter` that asks without what vLLM's chats cannot honour, and says so once.
+
+    Its ids are made here: programs elsewhere replace this module's `uuid4`.
+    """
+
+    def responses_to_chat_completion_create_params(
+        self, responses_create_params: NeMoGymResponseCreateParamsNonStreaming
+    ) -> NeMoGymChatCompletionCreateParamsNonStreaming:
+        """The Chat Completions request that asks the same, without stored conversations and tools nobody offers."""
+        without: dict[str, Any] = {}
+        if responses_create_params.previous_response_id is not None:
+            warn_once("previous_response_id is dropped: vLLM stores no conversations; send the whole one as input")
+            without["previous_response_id"] = None
+        if not responses_create_params.tools and responses_create_params.tool_choice not in ("auto", "none"):
+            warn_once("tool_choice is dropped from requests that force a tool but offer none: add them to `tools`")
+            without["tool_choice"] = "auto"
+        if without:
+            responses_create_params = responses_create_params.model_copy(update=without)
+        return super().responses_to_chat_completion_create_params(responses_create_params)
 
     def new_id(self, prefix: str) -> str:
         """An id for an item or a response."""
         return f"{prefix}_{uuid4().hex}"
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Say `text` in the log, the first time only: every request of a run may have the same flaw."""
+    logger.warning("%s", text)
 
 
 class VLLMModel(SimpleResponsesAPIModel):
@@ -75,7 +107,7 @@ class VLLMModel(SimpleResponsesAPIModel):
         super().model_post_init(context)
         config = self.config
         self._clients = [
-            NeMoGymAsyncOpenAI(base_url=url, api_key=config.api_key, default_headers=config.default_headers)
+            self.paced(NeMoGymAsyncOpenAI(base_url=url, api_key=config.api_key, default_headers=config.default_headers))
             for url in config.base_url
         ]
         self._converter = VLLMConverter(
@@ -93,6 +125,10 @@ class VLLMModel(SimpleResponsesAPIModel):
         self.config.check_combination()
         return super().setup_webserver()
 
+    def asked_endpoints(self) -> Sequence[Endpoint]:
+        """Every one that is configured."""
+        return [self._endpoint(number) for number in range(len(self._clients))]
+
     async def responses(  # type: ignore[override]
         self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming = Body()
     ) -> NeMoGymResponse:
@@ -107,7 +143,7 @@ class VLLMModel(SimpleResponsesAPIModel):
         self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
         """Answer a Chat Completions request; reasoning stands in think blocks before the text."""
-        outgoing = self._preprocess_chat_completion_create_params(request, given_fields(body))
+        outgoing = self._preprocess_chat_completion_create_params(request, set_fields(body))
         if not self.config.sequential_reasoning_allowed and ends_in_bare_reasoning(outgoing["messages"]):
             return self._nothing_said("content_filter")
         with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
@@ -135,12 +171,17 @@ class VLLMModel(SimpleResponsesAPIModel):
         outgoing = {
             **extra_fields(body.metadata, self.config),
             **template_settings(body.metadata, self.config),
-            **given_fields(body),
+            **set_fields(body),
             "model": self.config.model,
             **(self.config.sampling_overrides or {}),
         }
         with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
-            answer = await self._call(endpoint, "create_response", outgoing, request)
+            try:
+                answer = await self._call(endpoint, "create_response", outgoing, request)
+            except aiohttp.ClientResponseError as error:
+                if not is_too_long(error):
+                    raise
+                return too_long_response(body, self.config.model)
         return validated_answer(NeMoGymResponse, answer, endpoint.settings)
 
     async def _ask(self, endpoint: Endpoint, outgoing: dict[str, Any], request: Request) -> dict[str, Any]:
@@ -166,12 +207,13 @@ class VLLMModel(SimpleResponsesAPIModel):
     @contextmanager
     def _endpoint_of(self, request: Request) -> Iterator[Endpoint]:
         """The endpoint that the caller's session is bound to."""
-        config = self.config
         with self._affinity.endpoint_for(request.session[SESSION_ID_KEY], len(self._clients)) as number:
-            settings = EndpointSettings(
-                config.name, config.base_url[number], config.model, "base_url", "api_key", "model"
-            )
-            yield Endpoint(self._clients[number], settings)
+            yield self._endpoint(number)
+
+    def _endpoint(self, number: int) -> Endpoint:
+        config = self.config
+        settings = EndpointSettings(config.name, config.base_url[number], config.model, "base_url", "api_key", "model")
+        return Endpoint(self._clients[number], settings)
 
 
 if __name__ == "__main__":

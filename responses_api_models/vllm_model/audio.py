@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from nemo_gym.responses_chat.errors import UnusableRequestError
+from nemo_gym.responses_converter import UnusableRequestError
 
 _KEYS = ("audio_data", "audio_path", "audio_paths")
 _SUBTYPES = {

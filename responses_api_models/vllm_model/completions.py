@@ -9,9 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
-from nemo_gym.errors import ConfigError
-from nemo_gym.responses_chat.errors import UnusableRequestError
-from nemo_gym.responses_chat.parts import only_text, plain_text
+from nemo_gym.config_types import ConfigError
+from nemo_gym.responses_converter import UnusableRequestError, only_text, plain_text
 
 Render: TypeAlias = Callable[[dict[str, Any]], str]
 """Makes the prompt of a chat request."""

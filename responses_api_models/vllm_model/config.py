@@ -1,14 +1,16 @@
 """Config of `vllm_model`: where the endpoints are, what they can do, what to add to requests."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig
+from nemo_gym.base_responses_api_model import PacedModelConfig
 
 
-class VLLMModelConfig(BaseResponsesAPIModelConfig):
+class VLLMModelConfig(PacedModelConfig):
     """One model behind one or several vLLM endpoints."""
+
+    UNRELATED_TO_ANSWERS: ClassVar[frozenset[str]] = frozenset({"audio_root", "session_ttl_s"})
 
     base_url: list[str]
     """Address of the API, with `/v1`; several when the same model is served in several places."""
@@ -41,7 +43,7 @@ class VLLMModelConfig(BaseResponsesAPIModelConfig):
     """Headers of every request to the endpoint."""
     audio_root: str | None = None
     """Folder of the audio files that rows name by relative paths."""
-    session_ttl_s: float | None = Field(24 * 60 * 60, gt=0)
+    session_ttl_s: float | None = Field(default=24 * 60 * 60, gt=0)
     """A session that has not been heard of for so long is forgotten, and with it the endpoint it was bound to."""
     use_completions_api: bool = False
     """Send prompts as plain text to `/completions`, for base models."""

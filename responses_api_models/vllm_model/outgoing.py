@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from nemo_gym.responses_chat.errors import UnusableRequestError
-from nemo_gym.responses_chat.metadata import CHAT_TEMPLATE_KWARGS, EXTRA_BODY, object_in_metadata
-from nemo_gym.responses_chat.think_tags import tags_as_fields
+from nemo_gym.responses_converter import (
+    CHAT_TEMPLATE_KWARGS,
+    EXTRA_BODY,
+    UnusableRequestError,
+    object_in_metadata,
+    tags_as_fields,
+)
 from responses_api_models.vllm_model.audio import with_audio
 from responses_api_models.vllm_model.config import VLLMModelConfig
 

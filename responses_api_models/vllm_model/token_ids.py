@@ -9,7 +9,7 @@ incomplete or contradicts itself is an error.
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from nemo_gym.schemas.token_ids import REQUIRED_TOKEN_FIELDS
+from nemo_gym.openai_utils import REQUIRED_TOKEN_FIELDS
 
 Tokenize: TypeAlias = Callable[[], Awaitable[list[int]]]
 """Asks the endpoint for the ids of the prompt."""

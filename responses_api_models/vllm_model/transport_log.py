@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.http.request import json_bytes
+from nemo_gym.server_utils import json_bytes
 
 TRANSPORT_LOG_ENV_VAR_NAME = "NEMO_GYM_VLLM_TRANSPORT_LOG"
 _CONTEXT_PREFIX = "x-nemo-gym-log-"

@@ -6,6 +6,7 @@ import time
 from tests.chaos.lab import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_MISTAKE, Job, Lab
 from tests.chaos.ledger import Tally
 from tests.chaos.scenario import scenario
+from tests.rollouts.racing import WITHOUT_LOCKS
 
 
 def _interrupted(lab: Lab, rounds: int, *numbers: signal.Signals) -> Tally:
@@ -58,3 +59,44 @@ def two_at_once(lab: Lab) -> Tally:
             job.expect(codes == (EXIT_USER_MISTAKE, EXIT_OK), f"exit codes {codes}")
             job.expect(f"process {first.pid} is already collecting" in rival.printed, rival.printed[-500:])
     return job.finish()
+
+
+@scenario("two collectors on one output, one of them through a link", short=True)
+def two_names(lab: Lab) -> Tally:
+    """A symbolic or a hard link, in another folder: the second is refused."""
+    job = Job(lab, lab.shared.steady)
+    for link in ("symbolic.jsonl", "hard.jsonl"):
+        other = lab.folder / "elsewhere" / link
+        other.parent.mkdir(exist_ok=True)
+        with job.collecting() as first:
+            if not job.at_a_random_moment(first, lambda: None, upto=0.3):
+                continue
+            if link == "symbolic.jsonl":
+                other.symlink_to(job.output)
+            else:
+                other.hardlink_to(job.output)
+            with job.collecting(f"+output_jsonl_fpath={other}", name=f"rival-{link}") as rival:
+                code = rival.wait()
+            if first.is_running:
+                job.expect(code == EXIT_USER_MISTAKE, f"exit code {code}: {rival.printed[-1000:]}")
+                job.expect("collect" in rival.printed, rival.printed[-500:])
+                first.send(signal.SIGTERM)
+            first.wait()
+    job.is_complete = False
+    return job.finish()
+
+
+@scenario("two collectors at once, where files cannot be locked")
+def two_without_locks(lab: Lab) -> Tally:
+    """Whoever creates the lock file has it, and nobody else."""
+    (lab.folder / "without").mkdir()
+    (lab.folder / "without" / "sitecustomize.py").write_text(WITHOUT_LOCKS)
+    env = {"PYTHONPATH": str(lab.folder / "without")}
+    job = Job(lab, lab.shared.steady)
+    with job.collecting(env=env) as one, job.collecting(name="rival", env=env) as other:
+        codes = one.wait(), other.wait()
+    job.tally.injected += 1
+    job.expect(EXIT_OK in codes, f"exit codes {codes}: {one.printed[-500:]} {other.printed[-500:]}")
+    job.expect(set(codes) <= {EXIT_OK, EXIT_USER_MISTAKE}, f"exit codes {codes}")
+    job.is_complete = False
+    return job.finish(env=env)

@@ -16,13 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.chaos import (  # noqa: F401 - each adds its scenarios to the list
+    client_attacks,
     clock_faults,
     collector_faults,
     disk_faults,
     endpoint_faults,
     file_damage,
+    sandbox_attacks,
+    server_attacks,
     server_faults,
+    storage_attacks,
 )
+from tests.chaos.attacks import check_attacks
 from tests.chaos.hanging import check_hanging
 from tests.chaos.honesty import check_honesty
 from tests.chaos.lab import Lab, Shared
@@ -86,6 +91,7 @@ def _run_all(given: argparse.Namespace, report: Report, folder: Path) -> None:
         check_hanging(folder, given.short, report.add)
     if _is_wanted(given.only, "honesty"):
         check_honesty(folder, report.seed, report.add)
+    check_attacks(folder, given.short, report.add, lambda name: _is_wanted(given.only, name))
     if _is_wanted(given.only, "load") and not given.short:
         check_load(folder, report.add)
 

@@ -1,6 +1,7 @@
 """Faults of the disk: full, taken away, read-only."""
 
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -57,6 +58,38 @@ def full_file_system(lab: Lab) -> Tally:
             job.expect("Traceback" not in collector.printed, collector.printed[-2000:])
             job.tally.injected += code == EXIT_INCOMPLETE
     _run_or_skip("mount", "-o", "remount,size=64m", str(place))
+    return job.finish()
+
+
+def _cut(path: Path, chance: random.Random) -> None:
+    os.truncate(path, chance.randrange(path.stat().st_size))
+
+
+def _empty(path: Path, chance: random.Random) -> None:
+    os.truncate(path, 0)
+
+
+def _append(path: Path, chance: random.Random) -> None:
+    with path.open("ab") as file:
+        file.write(chance.randbytes(chance.randrange(1, 500)))
+
+
+@scenario("output file cut, emptied or written to by another program", short=True)
+def file_changed(lab: Lab) -> Tally:
+    """The run says so and fails; what is lost is made again."""
+    job = Job(lab, lab.shared.steady, rows=60)
+    for change in (_cut, _append, _empty):
+        with job.collecting() as collector:
+
+            def strike(change: Callable[[Path, random.Random], None] = change) -> None:
+                change(job.output, lab.chance)
+
+            collector.wait_until(lambda: job.finished > 0)
+            if job.at_a_random_moment(collector, strike, upto=0.5):
+                job.tally.injected -= 1
+                code = collector.wait()
+                job.expect(code != EXIT_OK, f"{change.__name__}: all is well, it said")
+                _struck(job, code, collector.printed, "another program has")
     return job.finish()
 
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from nemo_gym.rollouts.paths import RolloutPaths
+from nemo_gym.runs.files import RolloutPaths
 from tests.chaos.endpoint_faults import FLAKY, endpoints
 from tests.chaos.lab import EXIT_OK, Job, Lab
 from tests.chaos.ledger import Tally, read_lines

@@ -14,16 +14,21 @@ from typing import Any
 
 import yaml
 
+from nemo_gym.runs.options import DEFAULT_MAX_REFUSED_S
 from tests.chaos.fleet import AGENT, MODEL, RESOURCES, Fleet, counter_config, free_port, right_answers
 from tests.chaos.lab import Job, Lab, Shared
 from tests.chaos.processes import Command, HungError, program
 
 MAX_SILENCE_S = 3.0
+MAX_REFUSED_S = DEFAULT_MAX_REFUSED_S
+NAMED_WITHIN_S = 5.0
 HEAD = "head server"
 _STARTING_UP_S = 45.0
 """Several of our commands starting at once, on a machine that others use, too; far less than any real hang."""
+_BUSY_MACHINE_S = 10.0
 BOUNDS_S = {
     "collect": 2 * MAX_SILENCE_S + _STARTING_UP_S,  # once for the rollouts, once for their metrics
+    "collect, patient": MAX_REFUSED_S + _STARTING_UP_S,
     "collect, begun then": 30.0 + _STARTING_UP_S,  # what a client gives a head server
     "aggregate": 30.0 + MAX_SILENCE_S + _STARTING_UP_S,
     "status": 5.0 + 2.0 + _STARTING_UP_S,
@@ -33,6 +38,7 @@ BOUNDS_S = {
     "e2e": 2 * MAX_SILENCE_S + 3.0 + _STARTING_UP_S,
 }
 _SILENCE = f"+max_silence_s={MAX_SILENCE_S:g}"
+_REFUSED = f"+max_refused_s={MAX_SILENCE_S:g}"
 _STATES = {"dead": signal.SIGKILL, "silent": signal.SIGSTOP}
 _KEEPS_NOBODY_WAITING = {"validate"}
 
@@ -49,11 +55,14 @@ class HangRow:
     must_name: bool
     is_named: bool
     problem: str = ""
+    named_s: float = 0.0
+    """After how long, where that matters."""
 
     @property
     def is_good(self) -> bool:
         """In time, and by name."""
         in_time = self.exit_code is not None and self.took_s <= BOUNDS_S[self.command]
+        in_time &= self.named_s <= NAMED_WITHIN_S + _BUSY_MACHINE_S
         return in_time and (self.is_named or not self.must_name) and not self.problem
 
     def line(self) -> str:
@@ -62,11 +71,13 @@ class HangRow:
         who = f"{self.command} with {self.component} {self.state}"
         said = "" if self.is_good else f" named: {self.is_named} {self.problem}"
         took = f"ended after {self.took_s:.1f} s of {BOUNDS_S[self.command]:g}"
+        took += f", named after {self.named_s:.1f} s" if self.named_s else ""
         return f"{mark} {who:<74} {took}, exit {self.exit_code}{said}"
 
     def cells(self) -> list[str]:
         """For the page."""
         said = "its name" if self.is_named else "nothing, it needs none of it"
+        said += f", after {self.named_s:.1f} s" if self.named_s else ""
         took, bound = f"{self.took_s:.1f} s", f"{BOUNDS_S[self.command]:g} s"
         return [self.component, self.state, f"`{self.command}`", took, bound, str(self.exit_code), said]
 
@@ -87,6 +98,9 @@ def check_hanging(folder: Path, short: bool, add: Callable[[Any], None]) -> None
             jobs.append(lambda note, it=component: _run_notices(lab, note, it))  # type: ignore[misc]
             jobs += [lambda note, it=component, how=state: _e2e(lab, note, it, how) for state in _STATES]  # type: ignore[misc]
     jobs.append(lambda note: _head_dead(lab, note))
+    jobs.append(lambda note: _endpoint_dead(lab, note))
+    for component in [HEAD] if short else [HEAD, AGENT, MODEL]:
+        jobs.append(lambda note, it=component: _at_work(lab, note, it, short))  # type: ignore[misc]
 
     def guarded(job: Callable[[Add], None]) -> None:
         try:
@@ -216,6 +230,53 @@ def _one_dead(lab: Lab, note: Add, component: str) -> None:
         _each_command(lab, fleet, component, "dead", note, finished)
     finally:
         fleet.stop()
+
+
+def _at_work(lab: Lab, note: Add, component: str, short: bool) -> None:
+    """A collector with the patience it has by itself, whose head and servers, or one of its servers, are killed."""
+    is_head = component == HEAD
+    fleet = Fleet(lab.folder / f"at-work-{component.replace(' ', '-')}", _slow_model(), is_watched=is_head)
+    command, options = ("collect", (_REFUSED,)) if short else ("collect, patient", ())
+    try:
+        job = Job(lab, fleet, rows=400, repeats=4, folder=fleet.folder / "job", options=options)
+        with job.collecting() as collector:
+            collector.wait_until(lambda: job.finished >= 1)
+            said_before = len(collector.stderr_path.read_bytes())
+            if is_head:
+                fleet.launcher.send(signal.SIGKILL)
+            else:
+                fleet.signal_server(component, signal.SIGKILL)
+            note(_named_and_ended(component, command, collector, said_before))
+    finally:
+        fleet.stop()
+
+
+def _endpoint_dead(lab: Lab, note: Add) -> None:
+    """Nobody listens where a model server asks, and nobody ever has."""
+    config = counter_config()
+    kind = {"entrypoint": "app.py", "openai_api_key": "none", "openai_model": "any"}
+    address = f"http://127.0.0.1:{free_port()}/v1"
+    config[MODEL] = {"responses_api_models": {"openai_model": {**kind, "openai_base_url": address}}}
+    fleet = Fleet(lab.folder / "endpoint-dead", config)
+    try:
+        patience = f"+model_endpoint_readiness_timeout_seconds={MAX_SILENCE_S:g}"
+        job = Job(lab, fleet, rows=8, repeats=1, folder=fleet.folder / "job", options=(patience,))
+        with job.collecting() as collector:
+            collector.wait_until(lambda: collector.has_begun)
+            note(_named_and_ended("policy_base_url", "collect", collector, 0))
+    finally:
+        fleet.stop()
+
+
+def _named_and_ended(component: str, command: str, collector: Command, said_before: int) -> HangRow:
+    """How long after the fault it was named in what was not `said_before`, in bytes, and ended."""
+    since_s = time.monotonic()
+    name = component.encode()
+    is_named = collector.wait_until(lambda: name in collector.stderr_path.read_bytes()[said_before:], BOUNDS_S[command])
+    named_s = time.monotonic() - since_s
+    (row,) = _ended(component, "dead", {command: collector}, since_s)
+    row.named_s, row.must_name, row.is_named = named_s, True, is_named
+    return row
 
 
 def _head_dead(lab: Lab, note: Add) -> None:

@@ -70,6 +70,7 @@ _TABLES = {
     "HangRow": ("Never hangs", ["component", "is", "command", "ended after", "bound", "exit code", "says"]),
     "LoadRow": ("Load", ["what", "measured", "bound"]),
     "HonestyRow": ("Honesty", ["what", "measured", "bound"]),
+    "AttackRow": ("Attacks", ["attack", "tried", "survived"]),
 }
 
 

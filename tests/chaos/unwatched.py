@@ -4,13 +4,13 @@ import signal
 import sys
 
 from nemo_gym.cli.command import command
-from nemo_gym.schemas.run_config import RunConfig
+from nemo_gym.schemas.cli_config import RunConfig
 
 
 @command(RunConfig, name="ng_run")
 def main(config: RunConfig) -> None:
     """Start the configured servers, wait for SIGTERM, stop them."""
-    from nemo_gym.cli.run_helper import RunHelper
+    from nemo_gym.launch.run_helper import RunHelper
 
     helper = RunHelper()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -2,7 +2,6 @@
 
 import logging
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from nemo_gym.keys import (
     NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME,
 )
 from nemo_gym.log import LOGGER_NAME
+from tests.programs import run_program
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -41,10 +41,9 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Run an installed script the way a user does."""
+    """Run a command in the test's folder, to its end."""
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).parent / name), *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        return run_program(name, *arguments, folder=tmp_path)
 
     return run

@@ -1,7 +1,9 @@
 import pytest
 
-from nemo_gym.cli.arguments import check_arguments, wants_help
+from nemo_gym.cli.command import wants_help
+from nemo_gym.cli.config import check_arguments, read_command_line
 from nemo_gym.errors import OverrideSyntaxError
+from nemo_gym.runs.options import RolloutCollectionConfig
 
 KNOWN = {"limit", "num_repeats", "agent_name", "verbose"}
 
@@ -55,3 +57,53 @@ def test_all_arguments_that_are_no_options_are_named_at_once_and_real_options_ar
         check_arguments(["--limit", "+num_repeats=2", "--agent", "limit=3", "x.yaml"], KNOWN)
     lines = str(refusal.value).splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:-1]] == ["--limit", "--agent", "x.yaml"]
+
+
+REQUIRED = ["input_jsonl_fpath", "output_jsonl_fpath"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedies"),
+    [
+        (["rows.jsonl", "out/a.jsonl"], ["+input_jsonl_fpath=rows.jsonl", "+output_jsonl_fpath=out/a.jsonl"]),
+        (["+input_jsonl_fpath=a", "my out.jsonl"], ["'+output_jsonl_fpath=my out.jsonl'"]),
+        (["limt", "rows.jsonl"], ["+limit=<value>", "+input_jsonl_fpath=rows.jsonl"]),
+    ],
+)
+def test_words_are_answered_with_the_required_options_they_may_be_meant_for(
+    arguments: list[str], remedies: list[str]
+) -> None:
+    with pytest.raises(OverrideSyntaxError) as refusal:
+        check_arguments(arguments, KNOWN, REQUIRED)
+    assert [line.partition(": write ")[2] for line in str(refusal.value).splitlines()[1:-1]] == remedies
+
+
+def test_a_word_too_many_is_no_option() -> None:
+    with pytest.raises(OverrideSyntaxError, match=r"c/d: no such option"):
+        check_arguments(["a/b", "c/d"], KNOWN, ["entrypoint"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quoted"),
+    [
+        (["+a={b:", "2}"], "'+a={b: 2}'"),
+        (["+a={b:", "{c:", "-1},", "d:", "[1,", "2]}"], "'+a={b: {c: -1}, d: [1, 2]}'"),
+        (["+config_paths=[a.yaml,", "b.yaml]"], "'+config_paths=[a.yaml, b.yaml]'"),
+        (["+a={api_key:", "sk-1}"], "'+a=...'"),
+    ],
+)
+def test_a_value_that_the_shell_has_split_is_answered_with_its_quotes(arguments: list[str], quoted: str) -> None:
+    with pytest.raises(OverrideSyntaxError, match="cannot read this argument") as refusal:
+        check_arguments([*arguments, "+limit=5"], KNOWN)
+    assert str(refusal.value).splitlines()[1].endswith(f"put it into quotes: {quoted}")
+    assert "sk-1" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("arguments", [["+a=[1,2]", "+b={c: 1}"], ["+note=(", "+limit=5"], ["+note=:]"]])
+def test_values_that_are_whole_pass(arguments: list[str]) -> None:
+    check_arguments(arguments, KNOWN)
+
+
+def test_what_is_read_comes_before_what_is_written() -> None:
+    with pytest.raises(OverrideSyntaxError, match=r"rows\.jsonl: write \+input_jsonl_fpath=rows\.jsonl"):
+        read_command_line(["rows.jsonl"], RolloutCollectionConfig)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.completion import answer, candidates, current_word, shell_script
+from nemo_gym.cli.commands.completion import shell_script
+from nemo_gym.cli.completion import answer, candidates, current_word
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -72,7 +73,7 @@ def test_options_and_their_choices_are_offered_in_the_spelling_that_was_begun(wo
 
 
 def test_commands_that_read_configs_offer_config_paths_and_unknown_ones_nothing_else() -> None:
-    assert candidates("nemo_gym_validate", "+") == ["+config_paths=["]
+    assert candidates("nemo_gym_validate", "+") == ["+benchmark=", "+config_paths=[", "+environment=", "+model="]
     assert candidates("ng_unheard_of", "~c") == ["~config_paths"]
 
 
@@ -230,3 +231,19 @@ def read_until(terminal: int, expected: str, timeout_s: float = 30) -> str:
         if select.select([terminal], [], [], 0.1)[0]:
             shown += os.read(terminal, 65536).decode(errors="replace").replace("\a", "")
     return shown
+
+
+def test_names_of_components_are_offered_where_options_take_them(tmp_path: Path) -> None:
+    extra = tmp_path / "extra"
+    (extra / "benchmarks/exam/config.yaml").write_text("x: {datasets: [{type: benchmark}]}\n")
+    (extra / "resources_servers/shop/configs/shop.yaml").write_text(
+        "shop_clerk: # the agent\n  _inherit_from: x\n  responses_api_agents:\n    a: {}\nshop:\n  other: {}\n"
+    )
+    assert candidates("ng_e2e_collect_rollouts", "+benchmark=ex") == ["+benchmark=exam"]
+    assert candidates("ng_run", "+environment=sho") == ["+environment=shop", "+environment=shop/shop_hard"]
+    assert candidates("ng_validate", "+model=or") == ["+model=oracle"]
+    assert candidates("ng_validate", "+model=s") == ["+model=scripted", "+model=scripted_model"]
+    assert candidates("ng_run", "+model=vllm") >= ["+model=vllm:", "+model=vllm_model"]
+    assert candidates("ng_collect_rollouts", "+agent_name=sho") == ["+agent_name=shop_clerk"]
+    assert candidates("ng_collect_rollouts", "+benchmark=ex") == []
+    assert answer("bash", "ng_run", "ng_run +model=vllm:", "") == [""]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.diagnosis import missing_import_remedy, with_output
+from nemo_gym.launch.process import missing_import_remedy, with_output
 
 REQUIREMENTS = Path("/servers/mine/requirements.txt")
 

@@ -12,11 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli import environment
-from nemo_gym.cli.environment import COMPLETE_MARK, Workshop, environment_key, own_dependencies, prepare_environment
-from nemo_gym.cli.installer import Installer, is_running_python
-from nemo_gym.cli.launch_errors import EnvironmentBuildError
-from nemo_gym.cli.requirements import Requirements, read_requirements
+from nemo_gym.errors import EnvironmentBuildError
+from nemo_gym.launch import venvs as environment
+from nemo_gym.launch.requirements import Requirements, is_running_python, read_requirements
+from nemo_gym.launch.venvs import (
+    COMPLETE_MARK,
+    Installer,
+    Workshop,
+    environment_key,
+    own_dependencies,
+    prepare_environment,
+)
 from nemo_gym.paths import PARENT_DIR
 
 BACKEND = """

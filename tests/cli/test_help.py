@@ -11,7 +11,7 @@ from typing import TextIO
 import pytest
 from pydantic import Field
 
-from nemo_gym.cli.help import help_page, is_styled, page_width
+from nemo_gym.cli.command import help_page, is_styled, page_width
 from nemo_gym.cli.registry import COMMANDS, CommandInfo
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, HelpConfig
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.installed import is_python_allowed, unmet, unmet_package
-from nemo_gym.cli.requirements import read_requirements
+from nemo_gym.launch.requirements import is_python_allowed, read_requirements, unmet, unmet_package
 
 
 def unmet_in(folder: Path, text: str) -> list[str]:

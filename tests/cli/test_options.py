@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AliasChoices, Field
 
-from nemo_gym.cli.options import Option, meanings_of, options_of, show_value
+from nemo_gym.config.options import Option, meanings_of, options_of, show_value, validate_options
+from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 
@@ -85,3 +86,8 @@ def test_a_class_without_source_has_options_without_meanings() -> None:
 )
 def test_values_are_shown_as_they_are_typed(value: object, typed: str) -> None:
     assert show_value(value) == typed
+
+
+def test_a_mapping_that_the_shell_has_taken_apart_is_answered_with_its_quotes() -> None:
+    with pytest.raises(ConfigError, match=r"\+params=top_p:1: expected .*; in quotes, '\+params=\{top_p:1\}'"):
+        validate_options(Sample, {"output": "x", "params": "top_p:1"}, "ng_sample")

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.output import KEPT_LINES, ServerOutput, open_log_folder
 from nemo_gym.errors import ConfigError
+from nemo_gym.launch.process import KEPT_LINES, ServerOutput, open_log_folder
 
 
 def test_every_line_on_the_terminal_has_its_owner_once(capsys: pytest.CaptureFixture[str]) -> None:

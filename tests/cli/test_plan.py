@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.plan import PlannedServer, PlanSettings, plan_servers
 from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import ConfigError
+from nemo_gym.launch.plan import PlannedServer, PlanSettings, plan_servers, root_of
+from nemo_gym.launch.requirements import compat_packages, unmet_package
 from nemo_gym.paths import PARENT_DIR
 
 
@@ -132,6 +133,11 @@ def test_the_entrypoint_must_be_a_relative_path_of_an_existing_file(folder: Path
         plan_one(entrypoint=str(folder / "app.py"))
     with pytest.raises(RuntimeError, match=r"`entrypoint: ap\.py` does not exist in .*did you mean 'app\.py'"):
         plan_one(entrypoint="ap.py")
+    with pytest.raises(RuntimeError, match=r"`entrypoint: start_here\.py` does not exist in .*did you mean 'app\.py'"):
+        plan_one(entrypoint="start_here.py")
+    (folder / "app.py").rename(folder / "tools.py")
+    with pytest.raises(RuntimeError, match=r"does not exist in .*; its Python files are tools\.py$"):
+        plan_one(entrypoint="app.py")
 
 
 def test_a_folder_that_is_nowhere_is_reported_with_every_place_and_a_suggestion(folder: Path) -> None:
@@ -170,15 +176,40 @@ def test_extra_roots_come_first(tmp_path: Path, folder: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "..", "mine/../../elsewhere"])
 def test_a_server_is_named_not_located(tmp_path: Path, folder: Path, name: str) -> None:
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(ConfigError, match="must be the name of a folder"):
+    with pytest.raises(ConfigError, match="must be a path below its folder"):
         plan(mine=instance("resources_servers", name))
 
 
-def test_an_entrypoint_stays_in_the_folder_of_its_server(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "evil.py").touch()
-    (folder / "link.py").symlink_to(tmp_path / "evil.py")
-    for entrypoint in ("../../evil.py", "../mine/app.py"):
-        with pytest.raises(ConfigError, match=r"must be a path below its folder: relative, and without `\.\.`"):
+def test_an_entrypoint_stays_below_the_folders_servers_are_looked_for_in(tmp_path: Path, folder: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-evil.py"
+    outside.touch()
+    (folder / "link.py").symlink_to(outside)
+    up = "../" * (len(folder.relative_to(tmp_path).parts) + 1)
+    for entrypoint in (f"{up}{outside.name}", "link.py", "../" * 40 + "etc/passwd", "app.py\0"):
+        with pytest.raises(ConfigError, match="not below any of the folders servers are looked for in"):
             plan_one(entrypoint=entrypoint)
-    with pytest.raises(ConfigError, match="a link that leads out of"):
-        plan_one(entrypoint="link.py")
+
+
+def test_folders_may_be_nested_and_an_entrypoint_may_be_that_of_a_neighbour(tmp_path: Path, folder: Path) -> None:
+    nested = folder.parent / "conversations" / "simulation"
+    nested.mkdir(parents=True)
+    (nested / "requirements.txt").touch()
+    (nested / "app.py").touch()
+
+    (planned,) = plan(sim=instance("resources_servers", "conversations/simulation"))
+    (borrowed,) = plan(sim=instance("resources_servers", "conversations/simulation", entrypoint="../../mine/app.py"))
+
+    assert (planned.folder, borrowed.folder) == (nested, nested)
+    assert root_of(nested, "resources_servers") == tmp_path
+    assert borrowed.entrypoint == "../../mine/app.py"
+
+
+def test_only_servers_from_elsewhere_get_the_packages_they_do_not_list(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("surely-not-installed\n")
+    missing = [name for name in compat_packages() if unmet_package(name)]
+    without = plan_one(PlanSettings(compat_packages=False))
+
+    assert missing
+    assert list(plan_one().requirements.expected) == missing
+    assert (without.requirements.expected, without.expects_compat) == ((), False)
+    assert plan(ours=instance("resources_servers", "mcqa"))[0].expects_compat is False

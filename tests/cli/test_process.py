@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nemo_gym.cli.process import ChildProcess, CommandLine, describe_exit, stop_all
+from nemo_gym.launch.process import ChildProcess, CommandLine, describe_exit, stop_all
 
 Start = Callable[..., ChildProcess]
 GENEROUS_S = 20.0

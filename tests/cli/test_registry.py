@@ -17,7 +17,7 @@ def test_every_command_is_installed_twice_and_every_script_is_a_command_of_the_t
     }
     for info in COMMANDS:
         for prefix in registry.PREFIXES:
-            assert installed.get(f"{prefix}{info.name}") == f"{info.module}:main"
+            assert installed.get(f"{prefix}{info.name}") == f"nemo_gym.cli.entry:{info.name}"
     assert {registry.bare_name(script) for script in registry.installed_scripts()} == {info.name for info in COMMANDS}
 
 

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.launch_errors import ServerFolderError
-from nemo_gym.cli.requirements import Requirements, read_requirements
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, ServerFolderError
+from nemo_gym.launch.requirements import Requirements, read_requirements
 from nemo_gym.paths import PARENT_DIR
 
 

@@ -6,8 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.commands.init_resources_server import main
-from nemo_gym.cli.scaffold import create_resources_server
+from nemo_gym.cli.commands.init_resources_server import create_resources_server, main
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.paths import PARENT_DIR
@@ -57,7 +56,7 @@ def test_a_name_with_capitals_keeps_its_folder() -> None:
 
 
 def test_inside_the_checkout_it_requires_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_gym.cli.scaffold.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.init_resources_server.PARENT_DIR", tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     folder = create_resources_server("resources_servers/my_env")
     assert folder is not None
@@ -86,8 +85,9 @@ def test_another_place_or_an_odd_name_is_refused_with_a_suggestion(
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "resources_servers/my_env").mkdir(parents=True)
-    main.run(["+entrypoint=resources_servers/my_env"])
-    assert "Folder already exists" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main.run(["+entrypoint=resources_servers/my_env"])
+    assert "Folder already exists, and nothing was written" in capsys.readouterr().err
     assert list((tmp_path / "resources_servers/my_env").iterdir()) == []
 
 

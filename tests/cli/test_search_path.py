@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.search_path import own_root_for_path, running_site_packages, search_path
+from nemo_gym.launch.requirements import own_root_for_path, running_site_packages, search_path
 from nemo_gym.paths import PARENT_DIR
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from nemo_gym.cli.process import ChildProcess, CommandLine
-from nemo_gym.cli.warden import Warden
+from nemo_gym.launch.process import ChildProcess, CommandLine
+from nemo_gym.launch.warden import Warden
 
 SLEEPER = "import time; time.sleep(60)"
 GENEROUS_S = 20.0
@@ -28,8 +28,8 @@ def is_gone(pid: int) -> bool:
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from nemo_gym.cli.process import ChildProcess, CommandLine
-from nemo_gym.cli.warden import Warden
+from nemo_gym.launch.process import ChildProcess, CommandLine
+from nemo_gym.launch.warden import Warden
 warden = Warden()
 warden.remove(Path(sys.argv[1]))
 polite = ChildProcess(CommandLine([sys.executable, "-c", "import time; time.sleep(60)"]), print, warden)

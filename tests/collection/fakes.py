@@ -43,6 +43,9 @@ class FakeRun:
         self.metric_requests: list[Row] = []
         self.metrics_status = 200
         self.metrics_delay_s = 0.0
+        self.metrics: Row | None = None
+        """What agents answer about metrics; by default what they are."""
+        self.when_asked_for_metrics: Callable[[], object] = lambda: None
         self.in_flight = self.most_in_flight = 0
 
     def keys(self) -> list[tuple[int, int]]:
@@ -96,10 +99,11 @@ class FakeRun:
     async def _metrics(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.metric_requests.append(body)
+        self.when_asked_for_metrics()
         await asyncio.sleep(self.metrics_delay_s)
         if self.metrics_status != 200:
             return web.json_response({"detail": "the verifier is out of order"}, status=self.metrics_status)
-        return web.json_response(compute_aggregate_metrics(body["verify_responses"]).model_dump())
+        return web.json_response(self.metrics or compute_aggregate_metrics(body["verify_responses"]).model_dump())
 
 
 @contextmanager

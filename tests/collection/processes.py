@@ -1,16 +1,25 @@
 """Collectors as processes of their own, and waiting for what they bring about."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from tests.programs import WAIT_S, Program
 
+COMMAND = ("ng_collect_rollouts",)
+PYTHON = ("python", "-m", "tests.collection.python_run")
+BOTH_WAYS = pytest.mark.parametrize("way", [COMMAND, PYTHON], ids=["command", "python"])
+"""For what has to be the same whether rollouts are collected by the command or from Python."""
+
 
 class Collector(Program):
-    """One `ng_collect_rollouts`, running."""
+    """One `ng_collect_rollouts`, or a program that does the same from Python, running."""
 
-    def __init__(self, *options: str, largest_file: int = 0, name: str = "collector") -> None:
-        super().__init__("ng_collect_rollouts", *options, largest_file=largest_file, name=name)
+    def __init__(
+        self, *options: str, largest_file: int = 0, name: str = "collector", way: Sequence[str] = COMMAND
+    ) -> None:
+        super().__init__(*way, *options, largest_file=largest_file, name=name)
 
 
 def wait_until(condition: Callable[[], bool], collector: Collector) -> None:

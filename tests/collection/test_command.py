@@ -23,6 +23,7 @@ def test_a_run_ends_with_the_outcome_the_tokens_the_time_and_three_paths(collect
     assert "Rollouts: 10 of 10 finished" in lines
     assert "Tokens: 30 in, 20 out" in lines
     assert any(re.fullmatch(r"Time: \d+\.\d s", line) for line in lines)
+    assert "Read the rollouts: ng_view +path=out.jsonl" in lines
     assert [line.partition(": ")[2] for line in lines[-3:]] == PATHS
     assert re.search(r"^mean/reward +1 +\[.+, 1\] +10$", done.stdout, re.MULTILINE)
 
@@ -71,6 +72,8 @@ def test_json_is_one_line_on_stdout_and_nothing_else(fake_run: FakeRun, collect:
     assert summary["failures"]["agent_error"]["rollouts"] == 1
     assert "alpha, task 1, rollout 0" in summary["failures"]["agent_error"]["example"]
     assert summary["tokens"] == {"input_tokens": 6, "output_tokens": 4, "total_tokens": 10}
+    assert summary["percentiles"]["alpha"]["total_tokens"] == {"p50": 5, "p95": 5}
+    assert 0 < summary["percentiles"]["alpha"]["duration_s"]["p50"] < 60
     assert summary["key_metrics"]["alpha"]["mean/reward"] == 1.0
     assert summary["coverage"]["alpha"]["failed"]["rollouts"] == 1
     assert [summary[name] for name in ("output_jsonl_fpath", "aggregate_metrics_fpath")] == [
@@ -93,7 +96,7 @@ def test_failures_are_a_table_with_one_example_each(fake_run: FakeRun, collect: 
     assert done.exit_code == 1
     table = done.stdout.partition("failure ")[2]
     assert re.search(r"^connect +2 +1 +alpha, task 0, rollout 0, .*503.*too hot", table, re.MULTILINE)
-    assert re.search(r"^http_4xx +2 +1 +alpha, task 1, rollout 0, .*422", table, re.MULTILINE)
+    assert re.search(r"^http_4xx +1 +1 +alpha, task 1, rollout 0, .*422", table, re.MULTILINE)
     assert re.search(r"^skipped +1 +1 +alpha, task 2, rollout 0", table, re.MULTILINE)
     assert "Rollouts: 3 of 6 finished, 3 failed" in done.stdout
     assert "Failures: out_failures.jsonl" in done.stdout
@@ -139,18 +142,7 @@ def test_nothing_to_do_says_so_and_exits_0(fake_run: FakeRun, collect: Collect) 
     assert "Nothing to do: 2 of 2 rollouts finished before." in done.stdout
     assert [line.partition(": ")[2] for line in done.stdout.splitlines()[-3:]] == PATHS
     assert fake_run.asked["/run"] == 2
-    assert fake_run.asked["/aggregate_metrics"] == 1
-
-
-def test_an_input_without_rows_leaves_empty_files(collect: Collect) -> None:
-    Path("in.jsonl").write_text("\n\n")
-
-    done = collect()
-
-    assert done.exit_code == 0
-    assert "Nothing to do: there are no rows to roll out." in done.stdout
-    assert [Path(name).read_text() for name in ("out.jsonl", "out_failures.jsonl", *PATHS[:1])] == ["", "", ""]
-    assert "Aggregate metrics: None" in done.stdout
+    assert fake_run.asked["/aggregate_metrics"] == 2  # what computes them may have changed
 
 
 def test_without_an_input_the_command_that_needs_none_is_named(collect: Collect) -> None:
@@ -165,7 +157,7 @@ def test_a_missing_input_is_named(collect: Collect) -> None:
     done = collect()
 
     assert done.exit_code == 2
-    assert "'in.jsonl' not found" in done.stderr
+    assert "+input_jsonl_fpath=in.jsonl: there is no such file" in done.stderr
 
 
 def test_everything_wrong_with_the_input_is_one_error_before_any_request(fake_run: FakeRun, collect: Collect) -> None:
@@ -247,3 +239,59 @@ def test_the_marker_of_a_failed_request_is_on_stdout_when_request_debugging_is_o
     assert "/run failed" not in quiet.stdout
     assert loud.stdout.splitlines()[0] == marker + '"agent_name": "alpha"}'
     assert "do not show" not in loud.stdout
+
+
+def test_an_output_below_a_file_is_refused_with_the_file(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(1))
+    Path("notes").write_text("mine")
+
+    done = collect("+output_jsonl_fpath=notes/deep/out.jsonl")
+
+    assert done.exit_code == 2
+    assert "the folder of +output_jsonl_fpath: notes is a file, so there can be no folder notes/deep" in done.stderr
+    assert "Errno" not in done.stderr
+    assert Path("notes").read_text() == "mine"
+
+
+def test_a_run_begins_with_one_block_that_says_what_it_is(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), [*rows_of(2, "alpha"), *rows_of(1, "beta")])
+
+    header = collect("+num_repeats=2").stderr.partition("Collecting rollouts")[0].splitlines()
+
+    assert header[0].startswith("Run: fake-run at 127.0.0.1:")
+    assert header[1:5] == [
+        "Rollouts: 3 rows \N{MULTIPLICATION SIGN} 2 = 6",
+        "Agents: alpha (4), beta (2)",
+        "Model: a-model",
+        "Output: out.jsonl",
+    ]
+    assert [line.partition(",")[0] for line in header[5:]] == ["At most 256 rollouts in parallel"]
+
+
+def test_what_nobody_asked_for_is_not_said(collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+
+    done = collect("+shard=1/2")
+
+    assert "aabbcc" not in done.stderr
+    assert "disable_aggregation" not in done.stdout
+    assert "None" not in done.stdout
+    assert "No metrics: ng_aggregate_rollouts computes them over all shards" in done.stdout
+
+
+def test_odd_rollouts_are_told_of_at_the_end_and_only_then(collect: Collect, fake_run: FakeRun) -> None:
+    write_rows(Path("in.jsonl"), rows_of(6))
+    assert "Health" not in collect().stdout
+
+    async def cut_off(row: Row, attempt: int) -> Row:
+        message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
+        details = {"reason": "max_output_tokens"} if row["n"] < 2 else None
+        return {**row, "reward": 1.0, "response": {"output": [message], "incomplete_details": details}}
+
+    fake_run.answer = cut_off
+    done = collect()
+    assert (
+        "Health: 2 of 6 rollouts look odd (2 truncated). Look at them: ng_check_rollouts +input=out.jsonl"
+        in done.stdout
+    )
+    assert json.loads(collect("+json=true").stdout)["health"] == {"truncated": 2, "odd": 2}

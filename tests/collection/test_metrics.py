@@ -74,7 +74,7 @@ def test_each_agent_is_asked_for_the_metrics_of_its_stripped_results(metrics_cli
 
 def test_the_values_for_a_tracker_are_flat(metrics_client: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = MagicMock()
-    monkeypatch.setattr("nemo_gym.exporters.wandb.get_wandb_run", lambda: tracker)
+    monkeypatch.setattr("nemo_gym.trackers.wandb.get_wandb_run", lambda: tracker)
     results = [json.loads(line) for line in RESULTS.split("\n") if line]
 
     asyncio.run(RolloutCollectionHelper()._call_aggregate_metrics(results, results, "eval.jsonl"))
@@ -106,8 +106,8 @@ def test_aggregation_can_be_left_for_later(fake_run: FakeRun, collect: Collect) 
     done = collect("+disable_aggregation=true")
 
     assert done.exit_code == 0
-    assert "Aggregate metrics: None" in done.stdout
-    assert "ng_aggregate_rollouts" in done.stdout
+    assert "Aggregate metrics" not in done.stdout
+    assert "No metrics: +disable_aggregation=true asks for none; ng_aggregate_rollouts" in done.stdout
     assert fake_run.metric_requests == []
     assert not Path("out_aggregate_metrics.json").exists()
 
@@ -131,18 +131,37 @@ def test_an_agent_that_cannot_compute_metrics_costs_no_rollout_and_is_asked_agai
     assert Path("out_aggregate_metrics.json").exists()
 
 
-def test_every_agent_gets_its_entry_in_the_order_of_their_names(fake_run: FakeRun, collect: Collect) -> None:
+def test_every_agent_with_rollouts_gets_its_entry(fake_run: FakeRun, collect: Collect) -> None:
     fake_run.answer = failing_with(422, lambda row: row["agent_ref"]["name"] == "alpha")
     write_rows(Path("in.jsonl"), [*rows_of(2, "beta"), *rows_of(3, "alpha")])
 
     collect("+max_attempts=1")
 
-    alpha, beta = json.loads(Path("out_aggregate_metrics.json").read_text())
-    assert [alpha["agent_ref"], beta["agent_ref"]] == [{"name": "alpha"}, {"name": "beta"}]
-    assert list(beta) == ["agent_ref", "agent_metrics", "key_metrics", "group_level_metrics", "coverage"]
-    assert alpha["agent_metrics"] == {}  # nothing of it was finished, so it was not asked
-    assert alpha["coverage"]["failed"]["rollouts"] == 3
+    [beta] = json.loads(Path("out_aggregate_metrics.json").read_text())
+    assert list(beta) == ["agent_ref", "agent_metrics", "key_metrics", "group_level_metrics", "coverage", "percentiles"]
+    assert beta["agent_ref"] == {"name": "beta"}
     assert [len(request["verify_responses"]) for request in fake_run.metric_requests] == [2]
+
+
+def test_a_complete_run_that_is_resumed_shows_what_its_agents_compute_now(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+    collect()
+    path = Path("out_aggregate_metrics.json")
+    first, written = json.loads(path.read_text()), path.stat().st_mtime_ns
+
+    assert collect("+resume_from_cache=true").exit_code == 0
+    assert len(fake_run.metric_requests) == 2
+    assert path.stat().st_mtime_ns == written  # nothing has changed, so nothing was written
+
+    fake_run.metrics = {"agent_metrics": {"mean/reward": 0.25}, "key_metrics": {}, "group_level_metrics": []}
+    assert collect("+resume_from_cache=true").exit_code == 0
+    again = json.loads(path.read_text())
+    assert again[0]["agent_metrics"] == {"mean/reward": 0.25} != first[0]["agent_metrics"]
+
+    fake_run.metrics = {"agent_metrics": "broken"}
+    assert collect("+resume_from_cache=true").exit_code == 0
+    assert json.loads(path.read_text()) == again
+    assert len(lines_in(Path("out.jsonl"))) == 2
 
 
 def test_metrics_are_asked_for_in_task_order_and_without_the_bulk(fake_run: FakeRun, collect: Collect) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ RETURNED = [
 ]
 
 
+def without_times(name: str) -> str:
+    """The rollouts of a file, each without the times at the end of its line."""
+    text, times = re.subn(
+        r',"_ng_timing":\{"started_at":"[0-9T:.-]+Z","duration_s":[0-9.e-]+\}\}\n', "}\n", Path(name).read_text()
+    )
+    assert times == len(lines_in(Path(name)))
+    return text
+
+
 async def by_case(row: Row, attempt: int) -> Row:
     return CASES[row["case"]]
 
@@ -87,7 +97,7 @@ def test_a_fresh_run_and_three_resumed_ones_match_the_golden_data(fake_run: Fake
         assert [(it["_ng_task_index"], it["_ng_rollout_index"], it["reward"]) for it in results] == RETURNED[number]
         asked = [record for request in fake_run.metric_requests for record in request["verify_responses"]]
         assert [(record["_ng_task_index"], record["_ng_rollout_index"]) for record in asked] == [(0, 0)]
-        assert Path("out.jsonl").read_text() == MAIN
+        assert without_times("out.jsonl") == MAIN
         if number == 0:
             assert Path("out_materialized_inputs.jsonl").read_text() == MATERIALIZED
             assert Path("out_failures.jsonl").read_text().splitlines() == SIDECAR[:2]
@@ -107,7 +117,7 @@ def test_the_command_asks_for_the_same_rollouts_and_metrics(fake_run: FakeRun, c
         keys = ("_ng_task_index", "_ng_rollout_index", "case", "_ng_attempt_index")
         assert [tuple(row.get(key) for key in keys) for row in fake_run.rows] == DISPATCHED[number]
 
-    assert Path("out.jsonl").read_text() == MAIN
+    assert without_times("out.jsonl") == MAIN
     assert Path("out_failures.jsonl").read_text().splitlines() == SIDECAR
     sent = [record for request in fake_run.metric_requests for record in request["verify_responses"]]
     assert {(record["_ng_task_index"], record["_ng_rollout_index"]) for record in sent} == {(0, 0)}
@@ -138,7 +148,7 @@ def test_a_failed_call_is_retried_recorded_and_part_of_the_results(fake_run: Fak
 
 
 def test_attempts_of_earlier_runs_count(fake_run: FakeRun) -> None:
-    fake_run.answer = failing_with(422)
+    fake_run.answer = failing_with(500)
     write_rows(Path("in.jsonl"), rows_of(1))
 
     run(max_attempts=2)
@@ -265,7 +275,7 @@ def test_a_tracker_that_is_open_already_gets_rollouts_and_metrics(
     fake_run: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = MagicMock()
-    monkeypatch.setattr("nemo_gym.exporters.wandb.get_wandb_run", lambda: tracker)
+    monkeypatch.setattr("nemo_gym.trackers.wandb.get_wandb_run", lambda: tracker)
     fake_run.answer = failing_with(422, lambda row: row["n"] == 0)
     write_rows(Path("in.jsonl"), rows_of(2))
 
@@ -318,3 +328,143 @@ def test_an_unreachable_head_server_is_a_value_error() -> None:
 
     with pytest.raises(ValueError, match="Could not connect to the head server"):
         RolloutCollectionHelper().run_examples([], head_server_config=head)
+
+
+@pytest.mark.parametrize("options", [{"fail_fast": True}, {"max_failure_fraction": 0.5}])
+def test_the_command_and_python_stop_alike_and_leave_the_same_files(
+    options: dict[str, Any], fake_run: FakeRun, collect: Collect
+) -> None:
+    fake_run.answer = failing_with(500, lambda row: row["n"] >= 2)
+    write_rows(Path("in.jsonl"), rows_of(30))
+
+    results = run(num_samples_in_parallel=1, max_attempts=1, output_jsonl_fpath="python.jsonl", **options)
+    sent = fake_run.keys()
+    fake_run.rows.clear()
+    given = [f"+{name}={str(value).lower()}" for name, value in options.items()]
+    done = collect("+num_samples_in_parallel=1", "+max_attempts=1", *given)
+
+    def failures(name: str) -> list[Row]:
+        return [{**line, "_ng_started_at": None, "_ng_ended_at": None} for line in lines_in(Path(name))]
+
+    assert done.exit_code == 1
+    assert sent == fake_run.keys() == [(n, 0) for n in range(len(results))]
+    assert len(results) < 30
+    assert without_times("python.jsonl") == without_times("out.jsonl")
+    assert failures("python_failures.jsonl") == failures("out_failures.jsonl")
+
+
+class Passing(RolloutCollectionHelper):
+    """Looks at what goes by, and leaves the work to ours."""
+
+    def run_examples(self, examples: Any, head_server_config: Any = None, semaphore: Any = None) -> Any:
+        _SENT.append([row["n"] for row in examples])
+        _SLOTS.append(semaphore._value)
+        yield from super().run_examples(examples, head_server_config, semaphore)
+
+
+_SENT: list[list[int]] = []
+_SLOTS: list[int] = []
+
+
+def run_passing(**options: Any) -> list[Row]:
+    _SENT.clear()
+    _SLOTS.clear()
+    return asyncio.run(Passing().run_from_config(config(**options)))
+
+
+def test_an_override_gets_all_rows_at_once_a_semaphore_and_the_retries_as_a_list(fake_run: FakeRun) -> None:
+    async def answer(row: Row, attempt: int) -> Any:
+        if row["n"] == 1 and attempt < 3:
+            return web.json_response({"detail": "no"}, status=500)
+        return await right_away(row, attempt)
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), rows_of(400))
+
+    results = run_passing(num_samples_in_parallel=7)
+
+    assert [list(range(400)), [1], [1]] == _SENT
+    assert _SLOTS == [7, 7, 7]
+    assert fake_run.most_in_flight <= 7
+    assert [result["n"] for result in results] == list(range(400))
+    assert [line.get("_ng_attempt_index") for line in lines_in(Path("out_failures.jsonl"))] == [None, 1]
+
+
+def test_the_limits_of_a_run_hold_for_an_override_that_calls_ours(
+    fake_run: FakeRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(row: Row, attempt: int) -> Any:
+        if row["n"] == 0:
+            await asyncio.sleep(60)
+        return await right_away(row, attempt)
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), [*rows_of(3), *rows_of(3, "beta")])
+
+    results = run_passing(rollout_timeout_s=1, max_attempts=1, num_samples_in_parallel={"beta": 1, "_default": 2})
+
+    assert [result.get("_ng_failure_class") for result in results] == ["timeout", None, None, "timeout", None, None]
+    assert "rollout_timeout_s=1;" in results[0]["_ng_failure_message"]
+    assert fake_run.most_in_flight <= 3
+    assert "100%" in capfd.readouterr().err
+
+
+def test_an_override_that_calls_ours_starts_nothing_more_when_the_run_stops(fake_run: FakeRun) -> None:
+    fake_run.answer = failing_with(500)
+    write_rows(Path("in.jsonl"), rows_of(40))
+
+    results = run_passing(num_samples_in_parallel=1, max_attempts=1, fail_fast=True)
+
+    assert len(results) == len(lines_in(Path("out_failures.jsonl")))
+    assert len(fake_run.rows) <= 2  # the next had begun when the first had failed
+
+
+def test_what_an_override_has_no_result_for_is_left_to_be_resumed(fake_run: FakeRun) -> None:
+    class Choosy(RolloutCollectionHelper):
+        def run_examples(self, examples: Any, *args: Any, **kwargs: Any) -> Any:
+            copies = [json.loads(json.dumps(row)) for row in examples if row["n"] != 1]
+            return super().run_examples([*copies, copies[0]], *args, **kwargs)
+
+    write_rows(Path("in.jsonl"), rows_of(3))
+
+    results = asyncio.run(Choosy().run_from_config(config()))
+
+    assert [result["n"] for result in results] == [0, 2]
+    assert keys_in(Path("out.jsonl")) == [(0, 0), (2, 0)]
+    assert lines_in(Path("out_failures.jsonl")) == []
+    assert [result["n"] for result in run(resume_from_cache=True)] == [0, 1, 2]
+
+
+def test_an_override_that_never_answers_ends_with_the_run(fake_run: FakeRun) -> None:
+    given_up: list[int] = []
+
+    class Hanging(RolloutCollectionHelper):
+        def run_examples(self, examples: Any, *args: Any, **kwargs: Any) -> Any:
+            return [self._hang(row) for row in examples[:1]]
+
+        async def _hang(self, row: Row) -> tuple[Row, Row]:
+            try:
+                await asyncio.sleep(600)
+            finally:
+                given_up.append(row["n"])
+            return row, {}
+
+    write_rows(Path("in.jsonl"), rows_of(2))
+
+    assert asyncio.run(Hanging().run_from_config(config(run_timeout_s=0.2))) == []
+    assert given_up == [0]
+    assert lines_in(Path("out_failures.jsonl")) == []
+
+
+@pytest.mark.parametrize("row", [{"n": 1}, {"n": 1, "agent_ref": None}, {"n": 1, "agent_ref": "alpha"}])
+def test_a_row_without_an_agent_is_refused_with_what_it_lacks(fake_run: FakeRun, row: Row) -> None:
+    async def send() -> None:
+        head = BaseServerConfig(host="127.0.0.1", port=fake_run.port)
+        await next(RolloutCollectionHelper().run_examples([row], head_server_config=head))
+
+    with pytest.raises(KeyError) as refusal:
+        asyncio.run(send())
+
+    assert isinstance(refusal.value, ConfigError)
+    assert str(refusal.value).startswith("a row does not say which agent it is for; it has n")
+    assert '{"agent_ref": {"name": "my_agent"}}' in str(refusal.value)

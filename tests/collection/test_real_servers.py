@@ -2,12 +2,12 @@
 
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,35 @@ import yaml
 
 from tests.collection.fakes import Row, keys_in, lines_in, write_rows
 from tests.ports import free_port
+from tests.programs import Piped, run_program
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
+MATCHING = "resources_servers/string_match/configs/string_match.yaml"
+FILLING_AGENT = """
+from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentConfig, SimpleAgentRunRequest, Request
+
+class FillingAgent(SimpleAgent):
+    config: SimpleAgentConfig
+
+    async def run(self, request: Request, body: SimpleAgentRunRequest):
+        return await super().run(request, SimpleAgentRunRequest(**{"expected_answer": "any", **body.model_dump()}))
+
+if __name__ == "__main__":
+    FillingAgent.run_webserver()
+"""
 FAULTS: list[Row] = [
     {"kind": "status", "status": 500, "match": {"last_user_contains": "answer 500"}},
     {"kind": "status", "status": 429, "retry_after": 0.01, "match": {"last_user_contains": "answer 429"}},
+    {"kind": "status", "status": 503, "times_per_request": 1, "match": {"last_user_contains": "be busy once"}},
     {"kind": "disconnect", "match": {"last_user_contains": "hang up"}},
     {"kind": "hang", "match": {"last_user_contains": "stay silent"}},
+    {"kind": "status", "status": 400, "message": "No more", "match": {"turn": 2, "last_user_contains": "break off"}},
 ]
+WEATHER_TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
 ROWS = 200
 UNLUCKY = 77
 
@@ -33,6 +54,14 @@ def agent(model: str) -> Row:
         "model_server": {"type": "responses_api_models", "name": model},
     }
     return {"responses_api_agents": {"simple_agent": {"entrypoint": "app.py", **references}}}
+
+
+def matching_agent() -> Row:
+    return {
+        "entrypoint": "app.py",
+        "resources_server": {"type": "resources_servers", "name": "string_match"},
+        "model_server": {"type": "responses_api_models", "name": "policy_model"},
+    }
 
 
 def endpoint(port: int, faults: list[Row]) -> Row:
@@ -56,23 +85,24 @@ class Servers:
 
     head_port: int
     folder: Path
+    lines: list[str]
+    """What they have printed."""
 
-    def collect(self, *options: str, folder: Path | None = None) -> "subprocess.Popen[str]":
+    def collect(self, *options: str, folder: Path | None = None) -> Piped:
         """Start `ng_collect_rollouts` on in.jsonl and out.jsonl of a folder."""
-        return subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("ng_collect_rollouts")),
-                f"+head_server.port={self.head_port}",
-                "+input_jsonl_fpath=in.jsonl",
-                "+output_jsonl_fpath=out.jsonl",
-                *options,
-            ],
-            cwd=folder or Path.cwd(),
-            env={name: value for name, value in os.environ.items() if not name.startswith(("NEMO_GYM", "WANDB"))},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        return Piped(
+            "ng_collect_rollouts",
+            f"+head_server.port={self.head_port}",
+            "+input_jsonl_fpath=in.jsonl",
+            "+output_jsonl_fpath=out.jsonl",
+            *options,
+            folder=folder,
+            environment=without_settings("NEMO_GYM", "WANDB"),
         )
+
+
+def without_settings(*prefixes: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +111,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
     flaky, locked = free_port(), free_port()
     config = {
-        "config_paths": [ENVIRONMENT],
+        "config_paths": [ENVIRONMENT, MATCHING],
+        "filling_agent": {"responses_api_agents": {"filling_agent": matching_agent()}},
         "policy_model": {"responses_api_models": {"scripted_model": {"entrypoint": "app.py"}}},
         "agent_alpha": agent("policy_model"),
         "agent_beta": agent("policy_model"),
@@ -95,21 +126,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         "model_retry_first_delay_s": 0.01,
     }
     (folder / "servers.yaml").write_text(yaml.safe_dump(config))
+    (folder / "responses_api_agents/filling_agent").mkdir(parents=True)
+    (folder / "responses_api_agents/filling_agent/app.py").write_text(FILLING_AGENT)
+    (folder / "responses_api_agents/filling_agent/requirements.txt").write_text("")
     head_port = free_port()
-    process = subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("ng_run")),
-            "+config_paths=[servers.yaml]",
-            f"+head_server.port={head_port}",
-        ],
-        cwd=folder,
-        env={name: value for name, value in os.environ.items() if not name.startswith("NEMO_GYM")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    process = Piped(
+        "ng_run",
+        "+config_paths=[servers.yaml]",
+        f"+head_server.port={head_port}",
+        folder=folder,
+        environment=without_settings("NEMO_GYM"),
+        in_one=True,
     )
-    assert process.stdout is not None
-    drain = threading.Thread(target=process.stdout.read)
+    lines: list[str] = []
+    drain = threading.Thread(target=lines.extend, args=(process.stdout,))
     overdue = threading.Timer(120, process.kill)
     overdue.start()
     try:
@@ -119,8 +149,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             if "servers ready!" in line:
                 break
         assert "servers ready!" in printed, printed
+        overdue.cancel()
         drain.start()
-        yield Servers(head_port, folder)
+        yield Servers(head_port, folder, lines)
     finally:
         overdue.cancel()
         process.send_signal(signal.SIGINT)
@@ -130,9 +161,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         process.stdout.close()
 
 
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def finish(process: Piped) -> tuple[int, str, str]:
     stdout, stderr = process.communicate(timeout=120)
-    return process.returncode, stdout, stderr
+    return process.wait(), stdout, stderr
 
 
 def weather_rows(agent_name: str, number: int, unlucky: str = "") -> list[Row]:
@@ -178,8 +209,31 @@ def test_the_walkthrough_with_two_agents(servers: Servers) -> None:
     assert all(row["responses_create_params"]["max_output_tokens"] == 64 for row in materialized)
     assert all(row["responses_create_params"]["temperature"] == 0.0 for row in materialized)
     assert "Rollouts: 5 of 5 finished" in stdout
-    names = [entry["agent_ref"]["name"] for entry in json.loads(Path("out_aggregate_metrics.json").read_text())]
-    assert names == ["agent_alpha", "agent_beta"]
+    metrics = json.loads(Path("out_aggregate_metrics.json").read_text())
+    assert [entry["agent_ref"]["name"] for entry in metrics] == ["agent_alpha", "agent_beta"]
+    for result in results:
+        check_times(result["_ng_timing"])
+    slowest = max(it["_ng_timing"]["duration_s"] for it in results if it["agent_ref"]["name"] == "agent_alpha")
+    assert metrics[0]["percentiles"]["duration_s"]["p95"] == float(f"{slowest:.3g}")
+    assert "_ng_timing" not in json.dumps(metrics)
+    for entry in metrics:
+        took, used = (entry["percentiles"][name] for name in ("duration_s", "total_tokens"))
+        agent = entry["agent_ref"]["name"]
+        assert f"Per rollout of {agent}: median {took['p50']:,g} s (p95 {took['p95']:,g} s), " in stdout
+        assert f"median {used['p50']:,} tokens (p95 {used['p95']:,})" in stdout
+
+
+def check_times(timing: Row) -> None:
+    assert list(timing) == ["started_at", "duration_s", "calls"]
+    assert [(call["server"], call["path"]) for call in timing["calls"]] == [
+        ("example_single_tool_call", "/seed_session"),
+        ("policy_model", "/v1/responses"),
+        ("example_single_tool_call", "/verify"),
+    ]
+    for before, after in pairwise(timing["calls"]):
+        assert 0 < before["start_s"] < before["start_s"] + before["duration_s"] <= after["start_s"] + 2e-6
+    last = timing["calls"][-1]
+    assert last["start_s"] + last["duration_s"] < timing["duration_s"]
 
 
 def test_an_agent_without_a_number_is_an_error_and_a_number_without_an_agent_a_warning(servers: Servers) -> None:
@@ -196,6 +250,67 @@ def test_an_agent_without_a_number_is_an_error_and_a_number_without_an_agent_a_w
     code, _, stderr = finish(unused)
     assert code == 0
     assert "num_repeats names agents that no row uses (a typo?): ['agent_alfa']" in stderr
+
+
+def matching_row(agent_name: str, params: Row | None = None, **fields: object) -> Row:
+    return {
+        "agent_ref": {"name": agent_name},
+        "responses_create_params": {"input": "Say hello", **(params or {})},
+        **fields,
+    }
+
+
+def test_rows_that_a_server_would_refuse_end_the_run_before_the_first_call(servers: Servers) -> None:
+    strict = "string_match_simple_agent"
+    good = [matching_row(strict, n=n, expected_answer="hello") for n in range(3)]
+    unfit = [
+        matching_row(strict, {"temperatur": 1.0}, expected_answer="hello"),
+        *[matching_row(strict, n=n, expected_anser="hello") for n in range(2)],
+        matching_row(strict, expected_answer=["hello"]),
+    ]
+    write_rows(Path("in.jsonl"), [*good, *unfit])
+    write_rows(Path("out.jsonl"), [])
+    module = "tests.collection.python_run"
+    options = [f"+head_server.port={servers.head_port}", "+input_jsonl_fpath=in.jsonl", "+output_jsonl_fpath=new.jsonl"]
+    program = run_program("python", "-m", module, *options)
+
+    code, _, stderr = finish(servers.collect())
+
+    assert code == 2
+    file, params = Path("in.jsonl").absolute(), "responses_create_params"
+    assert stderr.splitlines()[-5:] == [
+        "Error: rows cannot be rolled out, so nothing was written:",
+        f"  {file}, line 4: {params}.temperatur: there is no such parameter; did you mean 'temperature'?",
+        f"  {file}, line 5: expected_answer: it is missing; is it 'expected_anser'? (2 rows are like this)",
+        f"  {file}, line 7: expected_answer: Input should be a valid string",
+        "Correct or remove them, or pass +keep_offending_rows=true to send them all the same.",
+    ]
+    assert "in.jsonl, row 4: responses_create_params.temperatur: there is no such parameter" in program.stderr
+    assert {path.name for path in Path().iterdir()} == {"in.jsonl", "out.jsonl"}
+
+    code, stdout, stderr = finish(servers.collect("+keep_offending_rows=true"))
+    assert code == 1
+    assert "line 4: responses_create_params.temperatur: there is no such parameter" in stderr
+    assert "Rollouts: 3 of 7 finished, 4 failed" in stdout
+
+
+def test_rows_that_may_succeed_are_sent(servers: Servers) -> None:
+    write_rows(
+        Path("in.jsonl"),
+        [
+            *[matching_row("filling_agent", n=n) for n in range(3)],
+            matching_row("string_match_simple_agent", expected_answer=7, extra={"any": "thing"}),
+            matching_row("string_match_simple_agent", expected_answer="(", match="regex"),
+        ],
+    )
+
+    code, _, stderr = finish(servers.collect())
+
+    assert code == 1, stderr
+    assert {row["_ng_task_index"] for row in lines_in(Path("out.jsonl"))} == {0, 1, 2, 3}
+    warned = [line for line in stderr.splitlines() if "some rollouts may fail" in line]
+    assert len(warned) == 1
+    assert "line 1: expected_answer: it is missing (3 rows are like this) and 1 more" in warned[0]
 
 
 @dataclass
@@ -218,7 +333,7 @@ CASES = {
 
 
 def test_one_row_that_always_fails_costs_only_itself(servers: Servers) -> None:
-    started: dict[str, subprocess.Popen[str]] = {}
+    started: dict[str, Piped] = {}
     for name, case in CASES.items():  # all at once: most of their time is spent waiting for retries
         write_rows(Path(name) / "in.jsonl", weather_rows("flaky_agent", ROWS, case.unlucky))
         started[name] = servers.collect("+num_samples_in_parallel=8", *case.options, folder=Path(name))
@@ -242,10 +357,42 @@ def check_failures(failures: list[Row], case: Case) -> None:
     assert all("reward" not in line and "_ng_failure_terminal" not in line for line in failures), case
 
 
+def test_what_was_ridden_out_is_told_at_the_end(servers: Servers) -> None:
+    write_rows(Path("in.jsonl"), weather_rows("flaky_agent", UNLUCKY + 1, "please be busy once"))
+
+    code, stdout, stderr = finish(servers.collect())
+    again, later, _ = finish(servers.collect("+output_jsonl_fpath=again.jsonl", "+json=true"))
+
+    assert (code, again) == (0, 0), stderr
+    (line,) = [line for line in stdout.splitlines() if line.startswith("Retries: ")]
+    assert re.fullmatch(
+        r"Retries: http://127.0.0.1:\d+/v1: tried again after 1 . 503, at a cost of \d+\.\d s over all calls", line
+    )
+    assert json.loads(later)["retries"] == {}  # those were of the run before
+
+
+def test_what_a_rollout_had_when_it_failed_is_kept_with_the_failure(servers: Servers) -> None:
+    rows = weather_rows("flaky_agent", UNLUCKY + 1, "What is the weather in Rome? Then break off")
+    rows[UNLUCKY]["responses_create_params"]["tools"] = [WEATHER_TOOL]
+    write_rows(Path("in.jsonl"), rows)
+
+    code, _, stderr = finish(servers.collect("+num_samples_in_parallel=8"))
+
+    assert code == 1, stderr
+    (failure,) = lines_in(Path("out_failures.jsonl"))
+    assert (failure["_ng_failure_class"], failure["_ng_failure_status"]) == ("http_4xx", 400)
+    kept = failure["_ng_partial_response"]
+    assert [item["type"] for item in kept["output"]] == ["function_call", "function_call_output"]
+    assert kept["usage"]["total_tokens"] > 0
+    assert "No more" in failure["_ng_failure_message"]
+    assert "function_call" not in failure["_ng_failure_message"]
+
+
 def test_a_wrong_key_stops_the_run_after_three_rollouts_with_one_clear_message(servers: Servers) -> None:
     write_rows(Path("in.jsonl"), weather_rows("locked_agent", 60))
+    before = len(servers.lines)
 
-    code, stdout, _ = finish(servers.collect("+num_samples_in_parallel=1"))
+    code, stdout, stderr = finish(servers.collect("+num_samples_in_parallel=1"))
 
     assert code == 1
     assert not lines_in(Path("out.jsonl"))
@@ -254,4 +401,7 @@ def test_a_wrong_key_stops_the_run_after_three_rollouts_with_one_clear_message(s
     assert len({line["_ng_task_index"] for line in failures}) == 3
     (line,) = [line for line in stdout.splitlines() if line.startswith("Stopped early: ")]
     assert "the key was refused in 3 rollouts of agent 'locked_agent'" in line
-    assert "refused the API key (status 401): correct policy_api_key" in line
+    assert "refused the API key (status 401): Incorrect API key; correct policy_api_key" in line
+    said = [*servers.lines[before:], *stderr.splitlines()]
+    assert sum("Incorrect API key" in line and "more like this" not in line for line in said) in (1, 2)
+    assert not [line for line in [*said, *stdout.splitlines()] if "inner server" in line or "\\" in line]

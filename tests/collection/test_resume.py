@@ -20,7 +20,7 @@ def test_what_is_finished_is_not_collected_again(fake_run: FakeRun, collect: Col
     done = collect("+max_attempts=1", "+resume_from_cache=true")
 
     assert done.exit_code == 0
-    assert fake_run.keys() == [(1, 0), (3, 0), (5, 0)]
+    assert sorted(fake_run.keys()) == [(1, 0), (3, 0), (5, 0)]
     assert [row["_ng_attempt_index"] for row in fake_run.rows] == [1, 1, 1]
     assert keys_in(Path("out.jsonl")) == [(n, 0) for n in range(6)]
     assert "Rollouts: 6 of 6 finished, 3 of them before" in done.stdout
@@ -68,10 +68,11 @@ def test_a_changed_run_is_refused_with_a_list_of_changes_and_nothing_is_touched(
     collect("+num_repeats=2", "+responses_create_params.temperature=0.5")
     before = {path.name: path.read_bytes() for path in Path().iterdir() if path.is_file()}
 
-    done = collect("+num_repeats=1", "+responses_create_params.temperature=0.7", "+resume_from_cache=true")
+    changes = ["+num_repeats_add_seed=true", "+responses_create_params.temperature=0.7"]
+    done = collect("+num_repeats=2", *changes, "+resume_from_cache=true")
 
     assert done.exit_code == 2
-    assert "num_repeats: was 2, now 1" in done.stderr
+    assert "num_repeats_add_seed: was False, now True" in done.stderr
     assert "responses_create_params.temperature: was 0.5, now 0.7" in done.stderr
     assert "+allow_changed_config=true" in done.stderr
     assert {path.name: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
@@ -120,7 +121,7 @@ def test_a_finished_run_needs_no_servers_and_no_file_of_it_changes(collect: Coll
 
 
 def test_what_was_given_up_needs_no_servers_either(fake_run: FakeRun, collect: Collect) -> None:
-    fake_run.answer = failing_with(422, lambda row: row["n"] == 0)
+    fake_run.answer = failing_with(500, lambda row: row["n"] == 0)
     write_rows(Path("in.jsonl"), rows_of(2))
     collect()
 
@@ -167,7 +168,7 @@ def test_an_agent_that_is_gone_by_the_time_of_resuming_is_named(fake_run: FakeRu
 
 
 def test_attempts_of_all_runs_count_together(fake_run: FakeRun, collect: Collect) -> None:
-    fake_run.answer = failing_with(422, lambda row: row["n"] == 0)
+    fake_run.answer = failing_with(500, lambda row: row["n"] == 0)
     write_rows(Path("in.jsonl"), rows_of(2))
 
     collect("+max_attempts=1")
@@ -192,7 +193,7 @@ def test_failures_of_the_infrastructure_never_count_towards_the_cap(fake_run: Fa
 
 def test_the_manifest_says_what_was_run_and_how_it_ended(fake_run: FakeRun, collect: Collect) -> None:
     fake_run.config = {"policy_api_key": "planted-secret", "note": "kept"}
-    fake_run.answer = failing_with(422, lambda row: row["n"] == 0)
+    fake_run.answer = failing_with(500, lambda row: row["n"] == 0)
     write_rows(Path("in.jsonl"), rows_of(2))
 
     collect("+num_repeats=2")

@@ -92,13 +92,89 @@ def test_the_run_stops_when_three_rollouts_of_an_agent_are_refused_its_key(fake_
 
 
 def test_a_refused_row_concerns_itself_alone(fake_run: FakeRun, collect: Collect) -> None:
-    fake_run.answer = failing_with(422, lambda row: row["n"] < 5)
-    write_rows(Path("in.jsonl"), rows_of(8))
+    fake_run.answer = failing_with(422, lambda row: row["n"] != 4)
+    write_rows(Path("in.jsonl"), rows_of(12))
 
-    done = collect("+max_attempts=1", "+num_samples_in_parallel=1")
+    done = collect("+num_samples_in_parallel=1")
 
     assert "Stopped early" not in done.stdout
-    assert keys_in(Path("out.jsonl")) == [(5, 0), (6, 0), (7, 0)]
+    assert keys_in(Path("out.jsonl")) == [(4, 0)]
+    assert len(fake_run.rows) == 12  # nothing was tried twice
+
+
+REFUSED_FOR_EVER = {
+    400: "http_4xx",
+    401: "auth",
+    403: "auth",
+    404: "http_4xx",
+    405: "http_4xx",
+    413: "http_4xx",
+    415: "http_4xx",
+    422: "http_4xx",
+}
+
+
+def test_what_would_be_refused_again_is_tried_once_in_a_run_and_once_more_when_resumed(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    statuses = list(REFUSED_FOR_EVER)
+
+    async def answer(row: Row, attempt: int) -> Any:
+        if row["n"] < len(statuses):
+            return web.json_response({"detail": "no"}, status=statuses[row["n"]])
+        return web.json_response({"detail": "perhaps later"}, status=409) if row["n"] == len(statuses) else row
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), rows_of(len(statuses) + 2))
+
+    for run in (1, 2):
+        collect("+max_attempts=2", "+resume_from_cache=true")
+
+        assert [fake_run.keys().count((n, 0)) for n in range(len(statuses))] == [run] * len(statuses)
+    failures = {line["_ng_task_index"]: line for line in lines_in(Path("out_failures.jsonl"))}
+    assert [failures[n]["_ng_failure_class"] for n in range(len(statuses))] == list(REFUSED_FOR_EVER.values())
+    assert all("_ng_failure_terminal" not in line for line in failures.values())
+    assert fake_run.keys().count((len(statuses), 0)) == 2  # another status is tried again, and given up
+
+
+def test_five_refusals_for_one_reason_and_no_success_end_the_run_and_say_why(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    async def answer(row: Row, attempt: int) -> Any:
+        reason = f"request {row['n']}: temperature is not supported"
+        return web.json_response({"error": {"message": reason}}, status=400)
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), rows_of(50))
+
+    done = collect("+num_samples_in_parallel=1")
+
+    assert done.exit_code == 1
+    assert len(fake_run.rows) == 5
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Stopped early: ")]
+    assert "5 rollouts were refused for the same reason and none succeeded" in line
+    assert "temperature is not supported" in line
+    assert "50 rollouts are missing. Go on with" in done.stderr.splitlines()[-1]
+
+
+def test_refusals_do_not_end_a_run_whose_other_rollouts_take_longer(fake_run: FakeRun, collect: Collect) -> None:
+    refused = asyncio.Event()
+
+    async def answer(row: Row, attempt: int) -> Any:
+        if row["n"] % 4 == 0:
+            await asyncio.wait_for(refused.wait(), 60)
+            return await right_away(row, attempt)
+        if len(fake_run.rows) >= 40:
+            refused.set()
+        return web.json_response({"detail": "no"}, status=422)
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), rows_of(40))
+
+    done = collect("+num_samples_in_parallel=40")
+
+    assert "Stopped early" not in done.stdout
+    assert keys_in(Path("out.jsonl")) == [(n, 0) for n in range(0, 40, 4)]
 
 
 def test_failing_fast_stops_at_the_first_rollout_that_failed_for_good(fake_run: FakeRun, collect: Collect) -> None:

@@ -4,33 +4,27 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.collection.fakes import FakeRun, failing_with, keys_in, rows_of, write_rows
+from tests.programs import run_program
 
 API_KEY = "0123456789" * 4
 
 
 def collect_with_tracker(fake_run: FakeRun, *options: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ng_collect_rollouts")),
-            f"+head_server.port={fake_run.port}",
-            "+agent_name=alpha",
-            "+input_jsonl_fpath=in.jsonl",
-            "+output_jsonl_fpath=out.jsonl",
-            f"+results_dir={Path.cwd() / 'results'}",
-            "+wandb_project=gym",
-            "+wandb_name=a_run",
-            f"+wandb_api_key={API_KEY}",
-            *options,
-        ],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    return run_program(
+        "ng_collect_rollouts",
+        f"+head_server.port={fake_run.port}",
+        "+agent_name=alpha",
+        "+input_jsonl_fpath=in.jsonl",
+        "+output_jsonl_fpath=out.jsonl",
+        f"+results_dir={Path.cwd() / 'results'}",
+        "+wandb_project=gym",
+        "+wandb_name=a_run",
+        f"+wandb_api_key={API_KEY}",
+        *options,
+        environment={**os.environ, **environment},
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gym.config.auth import auth_token, auth_token_problems, beyond_loopback, make_auth_token
+from nemo_gym.config.secrets import auth_token, auth_token_problems, beyond_loopback, make_auth_token
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParser
 

@@ -78,3 +78,45 @@ def test_the_parameters_of_the_responses_api_are_known() -> None:
     arguments = ["+responses_create_params.temperature=0.0", "+responses_create_params.metadata.anything=x"]
 
     assert complaints(*arguments, known={"responses_create_params"}) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [
+        ("+temperature=0.3", "+responses_create_params.temperature=0.3"),
+        ("++temperatur=0.3", "+responses_create_params.temperature=0.3"),
+        ("+reasoning={effort: low}", "'+responses_create_params.reasoning={effort: low}'"),
+    ],
+)
+def test_a_parameter_of_the_model_is_answered_with_where_it_belongs(argument: str, remedy: str) -> None:
+    (complaint,) = complaints(argument, known={"limit"})
+
+    assert complaint.endswith(f"what every request asks of the model is set by {remedy}")
+
+
+def test_the_model_and_the_input_are_no_parameters_to_be_set_for_every_row() -> None:
+    (complaint,) = complaints("+model=gpt")
+
+    assert "did you mean 'policy_model_name'?" in complaint
+
+
+AGENT: dict[str, Any] = {"responses_api_agents": {"simple_agent": {"entrypoint": "app.py"}}}
+
+
+def test_a_setting_of_a_server_that_there_is_not_is_refused_with_the_server_that_was_meant() -> None:
+    settings = {"responses_api_agents": {"simple_agent": {"max_steps": 3}}}
+    argument = "+my_agnet.responses_api_agents.simple_agent.max_steps=3"
+
+    (complaint,) = complaints(argument, tree={"my_agent": AGENT, "my_agnet": settings}, known={"my_agent"})
+
+    assert complaint.startswith("no server is called 'my_agnet'; did you mean 'my_agent'?")
+    assert complaint.endswith("the servers are my_agent")
+
+
+def test_a_server_may_be_copied_on_the_command_line_and_settings_without_servers_are_left_alone() -> None:
+    copied = {"responses_api_agents": {"_inherit_from": "my_agent.responses_api_agents"}}
+    argument = "+other.responses_api_agents._inherit_from=my_agent.responses_api_agents"
+
+    assert complaints(argument, tree={"my_agent": AGENT, "other": copied}, known={"my_agent"}) == []
+    assert complaints(argument, tree={"other": copied}) == []
+    assert complaints("+x.responses_api_agents.a.b=1", tree={"x": {"responses_api_agents": {"a": {"b": 1}}}}) == []

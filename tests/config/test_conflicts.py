@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.config.conflicts import conflicting_definitions, warn_of_differing_definitions
+from nemo_gym.config.checks import conflicting_definitions, warn_of_differing_definitions
 from nemo_gym.config.files import ConfigFile
 from nemo_gym.config.trees import merge_trees
 from nemo_gym.errors import DuplicateInstanceError

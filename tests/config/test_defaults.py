@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.config.defaults import fill_defaults
+from nemo_gym.config.instances import fill_defaults
 from nemo_gym.errors import ConfigError
 from nemo_gym.paths import CACHE_DIR, RESULTS_DIR, WORKING_DIR
 

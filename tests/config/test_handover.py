@@ -5,14 +5,27 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.config.handover import INLINE_LIMIT_BYTES, child_environment, config_from_environment, write_config_file
+from nemo_gym.config.handover import (
+    INLINE_LIMIT_BYTES,
+    beside,
+    child_environment,
+    config_from_environment,
+    remove_abandoned_files,
+    remove_config_file,
+    write_config_file,
+)
 from nemo_gym.errors import ConfigError
+from nemo_gym.http.pace_books import Books, share_pace
+from nemo_gym.paths import SymbolicLinkError
 
 
 def config(**values: object) -> DictConfig:
@@ -156,3 +169,122 @@ def test_a_child_process_reads_what_its_parent_wrote() -> None:
     )
 
     assert child.stdout.strip() == str(dict(given))
+
+
+WRITER = """
+import os, signal, sys
+from omegaconf import OmegaConf
+from nemo_gym.config.handover import write_config_file
+
+print(write_config_file(OmegaConf.create({"policy_api_key": "k"})), flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def start_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[Any, Path]]]:
+    """Start a process that has written its config to `tmp_path` and waits; this one's files go there as well."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    writers: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        env = os.environ | {"TMPDIR": str(tmp_path)}
+        writers.append(subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True, env=env))
+        assert writers[-1].stdout is not None
+        return writers[-1], Path(writers[-1].stdout.readline().strip())
+
+    yield start
+    for writer in writers:
+        writer.kill()
+        writer.communicate(timeout=20)
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start_and_what_is_in_use_never(
+    start_writer: Callable[[], tuple[Any, Path]],
+) -> None:
+    killed, left = start_writer()
+    _, used = start_writer()
+    killed.kill()
+    killed.wait(20)
+    assert left.exists()
+
+    mine = write_config_file(config())
+
+    assert [path.exists() for path in (left, used, mine)] == [False, True, True]
+    assert write_config_file(config()).exists()
+    assert [path.exists() for path in (used, mine)] == [True, True]
+    remove_config_file(mine)
+    remove_config_file(mine)
+    assert not mine.exists()
+
+
+def test_only_own_plain_files_of_that_name_are_removed(
+    start_writer: Callable[[], tuple[Any, Path]], tmp_path: Path
+) -> None:
+    kept = tmp_path / "precious.yaml"
+    kept.write_text("a: 1")
+    planted = [tmp_path / f"nemo_gym_config_held_{number}.yaml" for number in range(4)]
+    planted[0].symlink_to(kept)
+    planted[1].mkdir()
+    os.mkfifo(planted[2])
+    planted[3].write_text("of another user")
+    if os.geteuid() == 0:
+        os.chown(planted[3], 12345, 12345)
+    else:
+        planted.pop()
+    other_names = [tmp_path / "nemo_gym_config_abc.yaml", tmp_path / "nemo_gym_config_held_x.txt"]
+    for path in other_names:
+        path.touch()
+
+    write_config_file(config())
+
+    assert kept.read_text() == "a: 1"
+    assert all(os.path.lexists(path) for path in [*planted, *other_names])
+
+
+def test_a_file_that_is_taken_for_abandoned_before_it_is_locked_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made, real = [], tempfile.mkstemp
+
+    def mkstemp(**options: Any) -> tuple[int, str]:
+        descriptor, name = real(**options)
+        made.append(Path(name))
+        if len(made) == 1:
+            remove_abandoned_files(tmp_path)  # another process, at the worst moment
+        return descriptor, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+
+    assert write_config_file(config()) == made[1]
+    assert [path.exists() for path in made] == [False, True]
+
+
+def test_what_children_keep_beside_the_file_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = write_config_file(config())
+    share_pace(path, 0.5)
+    assert stat.S_IMODE(beside(path).stat().st_mode) == 0o600
+    abandoned = tmp_path / path.name.replace("held_", "held_0")
+    for file in (abandoned, beside(abandoned)):
+        file.touch()
+
+    remove_abandoned_files(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, beside(path)])
+    remove_config_file(path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_not_taken_for_what_is_kept_beside_the_file(tmp_path: Path) -> None:
+    path = write_config_file(config())
+    (tmp_path / "theirs").touch()
+    beside(path).symlink_to(tmp_path / "theirs")
+
+    with pytest.raises(SymbolicLinkError):
+        share_pace(path, 0.5)
+    assert not Books(path, "m").is_shared
+    remove_config_file(path)
+
+    assert (tmp_path / "theirs").read_bytes() == b""

@@ -115,7 +115,8 @@ def test_the_report_on_almost_servers_names_each_with_every_reason() -> None:
 
     assert "Configuration Warnings: Almost-Servers Detected\n4 almost-server(s) with validation errors" in text
     assert "will NOT be started" in text
-    assert "Almost-Server Detected: 'env'\n  - resources_servers -> r -> domain: Must be one of: 'math', " in text
+    assert "Almost-Server Detected: 'env': it will NOT be started\n  - resources_servers -> r -> domain: " in text
+    assert "Must be one of: 'math', " in text
     assert "(it is 'maths')" in text
     assert "  - responses_api_agents -> a -> port: Input should be a valid integer" in text
     assert "A license is required for train data sets: add `license` to 't'" in text
@@ -174,11 +175,14 @@ def test_errors_show_the_value_but_no_secret() -> None:
     assert lines[2].endswith("(it is 'big')")
 
 
-def test_references_are_checked_at_any_depth() -> None:
+def test_references_are_checked_and_those_in_mappings_of_the_author_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tree = {
         "policy_model": model(),
         "agent": agent(
             direct=ref("responses_api_models", "gone"),
+            several=[ref("responses_api_models", "policy_model"), ref("responses_api_models", "gone")],
             nested={"deep": [{"er": ref("resources_servers", "gone")}]},
             judge=ref("responses_api_models", "policy_model", weight=[ref("responses_api_agents", "gone")]),
             fine=ref("responses_api_models", "policy_model"),
@@ -188,7 +192,8 @@ def test_references_are_checked_at_any_depth() -> None:
 
     places = [message.split("refers to in `")[1].split("`")[0] for message in dangling(tree)]
 
-    assert places == ["direct", "nested.deep[0].er", "judge.weight[0]"]
+    assert places == ["direct", "several[1]"]
+    assert all(f"`{place}`" in caplog.text for place in ("nested.deep[0].er", "judge.weight[0]"))
 
 
 def test_a_dangling_reference_names_the_instance_the_target_and_what_was_probably_meant() -> None:
@@ -208,10 +213,11 @@ def test_a_reference_with_the_wrong_type_says_so() -> None:
     assert "'env' is one of the resources_servers: correct `type`" in dangling(tree)[0]
 
 
-def test_a_missing_policy_model_is_answered_with_config_files_to_add() -> None:
+def test_a_missing_policy_model_is_answered_with_ways_to_add_one() -> None:
     (message,) = dangling({"agent": agent(server=ref("responses_api_models", "policy_model"))})
 
-    assert "responses_api_models/openai_model/configs/openai_model.yaml" in message
+    assert "Add a model: +model=openai:<name>, +model=vllm:<url>#<name>, or +model=scripted" in message
+    assert "or its config file to config_paths (ng_list_models lists them)" in message
 
 
 def test_without_a_similar_name_the_available_ones_are_listed_up_to_a_point() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.config import ports
+from nemo_gym.config import hosts
+from nemo_gym.config.hosts import address_problems, assign_addresses, default_host, find_open_port
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config.ports import address_problems, assign_addresses, default_host, find_open_port
 from nemo_gym.errors import ConfigError, NoOpenPortError
 
 
@@ -87,15 +87,15 @@ def test_the_default_host_can_be_chosen() -> None:
 
 
 def test_the_absolute_address_of_the_machine_is_used_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "gethostname", lambda: "me")
-    monkeypatch.setattr(ports, "gethostbyname", {"me": "192.0.2.7"}.__getitem__)
+    monkeypatch.setattr(hosts, "gethostname", lambda: "me")
+    monkeypatch.setattr(hosts, "gethostbyname", {"me": "192.0.2.7"}.__getitem__)
 
     assert default_host({"use_absolute_ip": True, "default_host": "h"}, offline=False) == "192.0.2.7"
     assert default_host({"use_absolute_ip": True, "default_host": "h"}, offline=True) == "h"
 
 
 def test_a_machine_without_address_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "gethostname", lambda: "no-such-host.invalid")
+    monkeypatch.setattr(hosts, "gethostname", lambda: "no-such-host.invalid")
 
     with pytest.raises(ConfigError, match=r"'no-such-host\.invalid' has no address.*\+default_host="):
         default_host({"use_absolute_ip": True}, offline=False)

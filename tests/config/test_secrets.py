@@ -45,6 +45,11 @@ from nemo_gym.config.secrets import (
         "aws_secret_access_key",
         "accessKey",
         "private_key",
+        "key",
+        "keys",
+        "tavily_key",
+        "subscription_key",
+        "azureSubscriptionKey",
         "secret_key",
         "Authorization",
         "authorization",
@@ -65,7 +70,6 @@ def test_keys_that_name_a_secret(key: str) -> None:
         "token_id_capture",
         "prompt_token_ids",
         "num_tokens",
-        "key",
         "primary_key",
         "keyboard",
         "monkey",
@@ -224,3 +228,30 @@ def test_a_message_that_quotes_a_secret_is_masked_wherever_the_secret_stands() -
     text = mask_message("hunter22, s3cret-text and harmless, no more", tree)
 
     assert text == "****, **** and harmless, no more"
+
+
+def test_where_a_config_is_shown_text_is_masked_under_every_key_that_may_name_a_secret() -> None:
+    tree: dict[str, Any] = {
+        "tavily_key": "t",
+        "subscription_key": "s",
+        "key": "k",
+        "keys": ["a", {"name": "b"}],
+        "token_file": "path",
+        "primary_key": "id",
+        "access_tokens": ["x", "y"],
+        "KEYFILE": "path",
+        "max_output_tokens": 5,
+        "return_token_id_information": True,
+        "stop_token_ids": [1, 2],
+        "token_id_capture": {"enabled": True, "dir": "d"},
+        "tokenizer": "org/name",
+        "tokenization": "bpe",
+        "keywords": ["a"],
+    }
+
+    assert mask_tree(tree) == {
+        **tree,
+        **dict.fromkeys(("tavily_key", "subscription_key", "key", "token_file", "primary_key", "KEYFILE"), "****"),
+        "keys": ["****", {"name": "****"}],
+        "access_tokens": ["****", "****"],
+    }

@@ -8,9 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from nemo_gym.config.overrides import CommandLine, parse_overrides
-from nemo_gym.config.settings import GlobalConfigDictParserConfig
-from nemo_gym.config.sources import Sources, read_sources
 from nemo_gym.errors import ConfigError, MalformedConfigPathsError
+from nemo_gym.global_config import GlobalConfigDictParserConfig, Sources, read_sources
 
 Write = Callable[[dict[str, str]], None]
 

@@ -18,6 +18,7 @@ from nemo_gym.config.trees import (
     path_parts,
     set_at,
     value_at,
+    walk,
 )
 
 
@@ -36,6 +37,19 @@ def test_leaves_are_named_by_paths_that_lead_back_to_them() -> None:
 
     assert found == {"a.b": 1, "a.2": "two", "c[0].d": None, "c[1][0]": 5}
     assert all(value_at(tree, path) == value for path, value in found.items())
+
+
+def test_a_walk_meets_every_mapping_and_list_before_what_it_holds() -> None:
+    tree = {"a": {"b.c": [1, {}]}, 2: None}
+
+    assert [(place.path, place.keys, place.value) for place in walk(tree)] == [
+        ("a", ("a",), {"b.c": [1, {}]}),
+        ("a.b.c", ("a", "b.c"), [1, {}]),
+        ("a.b.c[0]", ("a", "b.c", 0), 1),
+        ("a.b.c[1]", ("a", "b.c", 1), {}),
+        ("2", (2,), None),
+    ]
+    assert list(walk("text")) == []
 
 
 def test_a_value_that_is_not_there_is_absent() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gym.config.yaml_text import load_yaml, parse_yaml
+from nemo_gym.config.files import load_yaml, parse_yaml
 from nemo_gym.errors import ConfigError
 
 DIALECT = """

@@ -4,16 +4,24 @@ import json
 import re
 from pathlib import Path
 
+from nemo_gym.collect.summary import RunSummary
+from nemo_gym.executors.options import SlurmConfig
 from nemo_gym.paths import PARENT_DIR
-from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.rollouts.paths import RolloutPaths
-from nemo_gym.rollouts.record import FailureClass
-from nemo_gym.rollouts.summary import RunSummary
-from nemo_gym.schemas.slurm_config import SlurmConfig
+from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutAggregationConfig, RolloutCollectionConfig
+from nemo_gym.runs.record import FailureClass
+from nemo_gym.schemas.cli_config import ControlConfig, StatusConfig
 
 PAGE = (PARENT_DIR / "docs" / "collecting-rollouts.md").read_text()
-COMMANDS = (RolloutCollectionConfig, E2ERolloutCollectionConfig, RolloutAggregationConfig, SlurmConfig)
-OTHERS = {"config_paths", "head_server", "global_aiohttp_client_request_debug", "json", "num_replicas"}
+COMMANDS = (
+    RolloutCollectionConfig,
+    E2ERolloutCollectionConfig,
+    RolloutAggregationConfig,
+    SlurmConfig,
+    ControlConfig,
+    StatusConfig,
+)
+OTHERS = {"set", "config_paths", "head_server", "global_aiohttp_client_request_debug", "json", "num_replicas"}
 
 
 def test_every_option_on_the_page_exists() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gym.cli.config import safe_yaml
+from nemo_gym.config.instances import find_instances
 from nemo_gym.config.overrides import CommandLine, parse_overrides
 from nemo_gym.errors import (
     ConfigError,
@@ -84,17 +86,61 @@ def test_copy_is_applied_to_elements_of_lists() -> None:
     assert parse_text("base: {x: 1}\nlist: [{_copy: base, y: 2}]\n")["list"] == [{"x": 1, "y": 2}]
 
 
-def test_references_are_checked_everywhere_in_a_block() -> None:
+def test_references_are_checked_also_in_lists() -> None:
     Path("config.yaml").write_text(
-        "agent: {responses_api_agents: {a: {entrypoint: app.py, "
-        "judges: [{options: {model: {type: responses_api_models, name: gone}}}]}}}\n"
+        "agent: {responses_api_agents: {a: {entrypoint: app.py, judges: [{type: responses_api_models, name: gone}]}}}\n"
     )
 
     found = problem("+config_paths=[config.yaml]")
 
     assert isinstance(found, ServerRefNotFoundError)
     assert "'gone'" in str(found)
-    assert "judges[0].options.model" in str(found)
+    assert "judges[0]" in str(found)
+
+
+def test_references_in_a_mapping_that_the_agent_may_never_look_at_are_no_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Path("config.yaml").write_text(
+        "agent: {responses_api_agents: {a: {entrypoint: app.py, "
+        "judges: {strict: {model: {type: responses_api_models, name: gone}}}}}}\n"
+    )
+
+    assert find_config_problems(settings("+config_paths=[config.yaml]")) == []
+
+    assert "'gone'" in caplog.text
+    assert "judges.strict.model" in caplog.text
+
+
+UNSET = "${oc.env:SURELY_NOT_SET}"
+NEEDS_VARIABLE = f"theirs: {{responses_api_models: {{m: {{entrypoint: app.py, note: '{UNSET}'}}}}}}\n"
+
+
+def test_an_unset_variable_of_a_server_matters_only_to_those_who_start_it() -> None:
+    Path("config.yaml").write_text(NEEDS_VARIABLE)
+    starting = settings("+config_paths=[config.yaml]")
+    looking = starting.model_copy(update={"starts_servers": False})
+
+    (found,) = find_config_problems(starting)
+    config = GlobalConfigDictParser().parse(looking)
+
+    assert "SURELY_NOT_SET" in str(found)
+    assert [instance.name for instance in find_instances(config)[0]] == ["theirs"]
+    assert f"note: {UNSET}" in safe_yaml(config)
+
+
+@pytest.mark.parametrize("text", ["notes: {{a: '{}'}}\n", "theirs: {{responses_api_models: {{m: {{key: '{}'}}}}}}\n"])
+def test_an_unset_variable_of_what_is_no_server_is_no_error_until_a_server_needs_it(text: str) -> None:
+    Path("config.yaml").write_text(text.format(UNSET))
+    Path("user.yaml").write_text(
+        "mine: {responses_api_models: {m: {entrypoint: app.py, key: '${notes.a}'}}}\n"
+        "notes: {a: '${oc.env:SURELY_NOT_SET}'}\n"
+    )
+
+    assert find_config_problems(settings("+config_paths=[config.yaml]")) == []
+    (found,) = find_config_problems(settings("+config_paths=[user.yaml]"))
+
+    assert "mine.responses_api_models.m.key" in str(found)
 
 
 @pytest.mark.parametrize("mark", ["", "+", "++"])

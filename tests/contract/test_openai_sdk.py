@@ -5,6 +5,7 @@ single answers are held against the former. Whole trajectories, which hold tool 
 no endpoint returns, and the requests the SDK sends go through a real client and server.
 """
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -218,6 +219,39 @@ def test_items_of_the_sdk_are_taken_as_objects_too() -> None:
     by_fields = our_response(output=sdk_response().model_dump(exclude_unset=True)["output"])
 
     assert by_object == by_fields
+
+
+def test_tools_and_settings_of_the_sdk_are_taken_as_objects_too() -> None:
+    theirs = sdk_response()
+    names = ("tools", "tool_choice", "reasoning", "text", "incomplete_details", "usage")
+
+    ours = our_response(**{name: getattr(theirs, name) for name in names})
+
+    assert isinstance(theirs.tools[0], sdk.FunctionTool)
+    dump = theirs.model_dump(mode="json", exclude_unset=True)
+    assert {name: ours.to_dict()[name] for name in names} == {name: dump[name] for name in names}
+
+
+def test_a_request_takes_tools_as_objects_of_the_sdk() -> None:
+    tool = sdk.FunctionTool.model_validate(TOOL)
+
+    params = NeMoGymResponseCreateParamsNonStreaming(input="hi", tools=[tool], tool_choice="required")
+
+    assert params.model_dump(exclude_unset=True) == {"input": "hi", "tools": [TOOL], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "json"}, {"exclude_none": True}])
+def test_a_response_has_the_methods_of_the_sdks_own(options: dict[str, Any]) -> None:
+    call = NeMoGymResponseFunctionToolCall(arguments="{}", call_id="call_1", name="f")
+    ours = our_response(
+        output=[call], usage=USAGE, parallel_tool_calls=True, tool_choice="auto", tools=[], object="response"
+    )
+    theirs = sdk.Response.model_validate(ours.model_dump(mode="json", exclude_unset=True))
+
+    assert ours.to_dict(**options) == theirs.to_dict(**options)
+    assert ours.to_json(indent=None) == ours.model_dump_json(exclude_unset=True)
+    assert json.loads(ours.to_json()) == json.loads(theirs.to_json())
+    assert ours.output[0].to_dict() == theirs.output[0].to_dict() == call.to_dict()
 
 
 def test_a_reasoning_item_of_the_sdk_loses_only_its_status() -> None:

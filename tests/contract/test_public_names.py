@@ -75,6 +75,9 @@ CONTRACT = {
     """,
     "nemo_gym.base_responses_api_agent": "BaseResponsesAPIAgentConfig Body SimpleResponsesAPIAgent",
     "nemo_gym.base_responses_api_model": "BaseResponsesAPIModelConfig Body SimpleResponsesAPIModel",
+    "nemo_gym.rollout_reverification": """
+        JUDGE_FAILED_FAILURE_CLASS RolloutReverificationConfig RolloutReverificationHelper
+    """,
     "nemo_gym.rollout_collection": """
         E2ERolloutCollectionConfig NG_FAILURE_CLASS_KEY NG_NO_PERSIST_KEY NG_TERMINAL_KEY RolloutAggregationConfig
         RolloutAggregationHelper RolloutCollectionConfig RolloutCollectionHelper SharedRolloutCollectionConfig
@@ -152,7 +155,7 @@ def test_rollout_managers_keep_the_arguments_and_methods_that_trainers_use() -> 
     from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager
 
     asked = "tokenizer task_to_env num_generations_per_prompt max_seq_len max_rollout_turns policy_generation"
-    others = "generation_config use_nemo_gym timeouts retry_policy"
+    others = "generation_config use_nemo_gym tq_buffer timeouts retry_policy reward_weights"
     of_native = "run_rollout _run_single_rollout _generate_response _aggregate_rollout_metrics"
     of_gym = "run_rollout _validate_init_params _build_inputs _run_rollouts _result_to_completion"
 
@@ -161,7 +164,8 @@ def test_rollout_managers_keep_the_arguments_and_methods_that_trainers_use() -> 
     assert all(
         callable(getattr(AsyncNemoGymRolloutImpl, name)) for name in f"{of_gym} _compute_rollout_metrics".split()
     )
-    assert [field.name for field in fields(Completion)] == ["message_log", "env_extras", "truncated", "reward"]
+    assert [field.name for field in fields(Completion)][:4] == ["message_log", "env_extras", "truncated", "reward"]
+    assert Completion([], None, False, 0.0).truncation_reason is None  # what was added need not be given
     assert [field.name for field in fields(PromptGroupRecord)] == (
         ["prompt_idx", "prompt", "extra_env_info", "metadata", "completions", "rollout_metrics"]
     )

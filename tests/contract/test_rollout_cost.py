@@ -7,6 +7,7 @@ endpoint of the benchmark. Whoever makes it cheaper lowers the figures here; not
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from omegaconf import OmegaConf
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
-from nemo_gym.http.local import Answer, register_local_app
-from nemo_gym.http.server_client import ServerClient
+from nemo_gym.http.call_log import ASKED
+from nemo_gym.http.client import ServerClient
+from nemo_gym.http.transports.memory import Answer, register_local_app
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.testing import build_server
 from tests.perf.side_by_side import processes
@@ -34,18 +36,21 @@ JSON_PASSES = {"validate_json", "to_json", "loads", "dumps"}
 MOST_VALIDATIONS = 11
 MOST_JSON_PASSES = 23
 HTTP_REQUESTS = 2
-MOST_CALLS = 1_350
+MOST_CALLS = 1_375
+MOST_CALLS_TO_TELL_TIMES = 50
+"""What a collector that asks for the times of the calls adds to it."""
 
 
-async def rollouts(lane: DirectLane, number: int) -> None:
+async def rollouts(lane: DirectLane, number: int, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     row = orjson.loads((processes.ROOT / processes.INPUT).read_bytes().splitlines()[0])
     call = lane.find("POST", "/run")
     assert call is not None
     for _ in range(number):
-        scope = {"type": "http", "method": "POST", "path": "/run", "headers": [], "query_string": b""}
+        scope = {"type": "http", "method": "POST", "path": "/run", "headers": list(headers), "query_string": b""}
         answer = await lane.answer(call, scope, orjson.dumps(row), asyncio.Event().wait)  # type: ignore[arg-type]
         assert isinstance(answer, Answer)
         assert orjson.loads(answer.body)["reward"] == 1.0
+        assert (ASKED[0] in dict(answer.headers)) is bool(headers)
 
 
 def lanes(endpoint_port: int) -> dict[str, DirectLane]:
@@ -70,10 +75,10 @@ def lanes(endpoint_port: int) -> dict[str, DirectLane]:
     return found
 
 
-async def counted(endpoint_port: int) -> Counter[str]:
+async def counted(endpoint_port: int, headers: Sequence[tuple[bytes, bytes]] = ()) -> Counter[str]:
     """How often each function was called in `ROLLOUTS` rollouts; C functions by their own name."""
     lane = lanes(endpoint_port)[AGENT]
-    await rollouts(lane, 3)
+    await rollouts(lane, 3, headers)
     counts: Counter[str] = Counter()
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -86,7 +91,7 @@ async def counted(endpoint_port: int) -> Counter[str]:
 
     sys.setprofile(note)
     try:
-        await rollouts(lane, ROLLOUTS)
+        await rollouts(lane, ROLLOUTS, headers)
     finally:
         sys.setprofile(None)
     return counts
@@ -96,6 +101,7 @@ def test_a_rollout_makes_no_more_validations_json_passes_and_requests_than_it_di
     assert Path(processes.ROOT / CONFIGS[0]).exists()
     with processes.helper("endpoint.py") as (_, port):
         counts = asyncio.run(counted(port))
+        counts_with_times = asyncio.run(counted(port, [ASKED]))
 
     def per_rollout(names: set[str]) -> float:
         return sum(counts[name] for name in names) / ROLLOUTS
@@ -104,3 +110,4 @@ def test_a_rollout_makes_no_more_validations_json_passes_and_requests_than_it_di
     assert per_rollout(VALIDATIONS) <= MOST_VALIDATIONS
     assert per_rollout(JSON_PASSES) - 2 <= MOST_JSON_PASSES  # the test itself reads and writes once
     assert per_rollout({"all"}) <= MOST_CALLS
+    assert (counts_with_times["all"] - counts["all"]) / ROLLOUTS <= MOST_CALLS_TO_TELL_TIMES

@@ -61,7 +61,7 @@ def test_configs_and_data_of_the_components_are_in_the_wheel(wheel: Path) -> Non
 
     assert "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml" in names
     assert "resources_servers/example_single_tool_call/data/example.jsonl" in names
-    assert "nemo_gym/py.typed" in names
+    assert {"nemo_gym/py.typed", "nemo_gym/view/pages/index.html", "nemo_gym/view/pages/app.js"} <= names
     for namespace in ("resources_servers", "responses_api_agents", "responses_api_models", "benchmarks"):
         assert f"{namespace}/__init__.py" not in names
 

@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from nemo_gym.benchmarks import (
     config_name,
     find_benchmark_configs,
     list_benchmarks,
+    matches,
     prepare_benchmarks,
     search_benchmarks,
 )
-from nemo_gym.data.search import matches
 from nemo_gym.errors import ConfigError, GymError
 
 ARITH = """
@@ -161,6 +162,7 @@ def test_every_benchmark_of_this_distribution_is_listed_and_complete() -> None:
         assert benchmark.agent_name.startswith(f"{name}_")
         assert benchmark.description
         assert benchmark.domain
+        assert benchmark.dataset.prepare_script is not None
         assert (BENCHMARKS_DIR.parent / benchmark.dataset.prepare_script).is_file()
         assert benchmark.dataset.prompt_config is not None
         assert (BENCHMARKS_DIR.parent / benchmark.dataset.prompt_config).is_file()
@@ -312,3 +314,22 @@ def test_an_agent_has_one_benchmark_at_most(agent_config: Callable[..., dict[str
 
     with pytest.raises(AssertionError, match=r"'two_in_one' has 2 benchmark data sets.*'a', 'b'"):
         prepare(OmegaConf.create(agent_config(two_in_one=[dataset("a"), dataset("b")])))
+
+
+def test_a_benchmark_whose_rows_are_there_needs_no_script(write: Write) -> None:
+    unscripted = OmegaConf.create(re.sub(r".*prepare_script.*\n", "", ARITH))
+    with pytest.raises(ConfigError, match=r"without rows and without a `prepare_script`.*\n.*arith: write benchmarks/"):
+        prepare(unscripted)
+    rows = write("arith/data/arith.jsonl", "{}\n")
+
+    assert {name: path.resolve() for name, path in prepare(unscripted).items()} == {"arith": rows}
+
+
+def test_a_benchmark_that_cannot_be_listed_is_left_out_with_the_whole_reason(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("arith/config.yaml", ARITH.replace("num_repeats: 8", "num_repeats: none"))
+
+    assert "arith" not in list_benchmarks()
+    assert "the benchmark arith is left out" in caplog.text
+    assert "num_repeats: Input should be a valid integer" in caplog.text

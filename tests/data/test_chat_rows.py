@@ -7,8 +7,8 @@ import pytest
 from nemo_gym.data.chat_rows import ChatRowError, params_from_chat
 from nemo_gym.errors import ConfigError
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.rows import preprocess
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.rows import preprocess
 
 CHAT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "description": "d"}}
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nemo_gym.paths import PARENT_DIR
 
 TUTORIAL = PARENT_DIR / "docs" / "first-environment.md"
@@ -27,6 +29,7 @@ def type_in(commands: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("bare_pytest")
 def test_a_newcomer_can_follow_the_tutorial(tmp_path: Path) -> None:
     (tmp_path / "env.yaml").write_text("head_server:\n  port: 0\n")  # tests run side by side
     printed = ""

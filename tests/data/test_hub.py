@@ -9,14 +9,19 @@ import pyarrow.parquet
 import pytest
 
 from nemo_gym.cli.commands import download_dataset_from_hf, upload_dataset_to_hf
-from nemo_gym.data.hub import Hub, HubConfigError, HubError, explained
-from nemo_gym.data.hub_files import files_of_split
-from nemo_gym.data.transfer import collection_of, download_dataset, repo_id_of, upload_dataset
-from nemo_gym.errors import ConfigError
-from nemo_gym.schemas.dataset_transfer import (
-    DownloadJsonlDatasetHuggingFaceConfig,
-    UploadJsonlDatasetHuggingFaceConfig,
+from nemo_gym.data.hub import (
+    Hub,
+    HubConfigError,
+    HubError,
+    collection_of,
+    download_dataset,
+    explained,
+    files_of_split,
+    repo_id_of,
+    upload_dataset,
 )
+from nemo_gym.errors import ConfigError
+from nemo_gym.schemas.data_config import DownloadJsonlDatasetHuggingFaceConfig, UploadJsonlDatasetHuggingFaceConfig
 
 ROWS = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date
@@ -15,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import iter_lines
+from nemo_gym.jsonl import iter_lines, parse
 from nemo_gym.prompt import materialize_prompts
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.rows import preprocess
 from nemo_gym.row_files import MissingLibraryError, RowFileError, iter_row_lines, read_rows, stem_of
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.rows import preprocess
 
 TEXT = b'{"a": 1}\n\n  {"b": "\xc3\xa9"}  \n{"c": [1, 2]}'
 
@@ -185,3 +186,56 @@ def test_templates_are_filled_from_any_file(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("user: 'Q: {question}'\n")
     assert materialize_prompts(tmp_path / "r.csv", tmp_path / "p.yaml", tmp_path / "o.jsonl") == 1
     assert json.loads((tmp_path / "o.jsonl").read_text())["responses_create_params"]["input"][0]["content"] == "Q: 1+1"
+
+
+ROWS = '{"a": 1}\n{"a": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("r.xlsx", b"PK\x03\x04rest", "is a spreadsheet; save it as CSV"),
+        ("r.XLS", b"\xd0\xcf\x11\xe0", "is a spreadsheet; save it as CSV"),
+        ("r.jsonl", b"PK\x03\x04rest", "is a zip archive"),
+        ("r.jsonl", gzip.compress(ROWS.encode(), mtime=0), "is compressed by gzip; let its name end with .jsonl.gz"),
+        ("r.jsonl", b"\x28\xb5\x2f\xfd", "is compressed by zstandard; let its name end with .jsonl.zst"),
+        ("r.jsonl", b"PAR1", "is a Parquet file; let its name end with .parquet"),
+        ("r.jsonl", ROWS.encode("utf-16"), "is UTF-16 text"),
+        ("r.jsonl", ROWS.encode("utf-16-be"), "`iconv -f UTF-16BE -t UTF-8 "),
+        ("r.csv", "a,b\n1,2\n".encode("utf-16"), "is UTF-16 text"),
+        ("r.json", b'[{"a": 1}, {"a": 2}]', "is one JSON array, and rows are one JSON object per line"),
+        ("r.jsonl", b'\xef\xbb\xbf\n[\n {"a": 1},\n {"a": 2}\n]\n', "is one JSON array"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused_with_the_way_to_make_rows_of_it(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(ConfigError) as refusal:
+        list(iter_row_lines(tmp_path / name))
+
+    assert str(refusal.value).startswith(str(tmp_path / name))
+    assert said in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"), [(f"[{ROWS.strip().replace(chr(10), ',')}]", "utf-8"), (ROWS, "utf-16")]
+)
+def test_the_command_that_converts_a_file_does(content: str, encoding: str, tmp_path: Path) -> None:
+    source = tmp_path / "my rows.jsonl"
+    source.write_bytes(content.encode(encoding))
+    with pytest.raises(ConfigError) as refusal:
+        list(iter_row_lines(source))
+
+    command = str(refusal.value).partition("`")[2].rpartition("`")[0]
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], cwd=tmp_path, check=True)
+
+    assert [parse(line.content) for line in iter_row_lines(tmp_path / "my rows_rows.jsonl")] == [{"a": 1}, {"a": 2}]
+
+
+def test_a_line_that_is_a_list_of_other_things_is_a_mistake_of_that_line(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('[1, 2]\n{"a": 1}\n')
+
+    assert len(list(iter_row_lines(tmp_path / "r.jsonl"))) == 2

@@ -8,15 +8,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from nemo_gym.data.declared import DeclaredDataset
-from nemo_gym.data.samples import examine
 from nemo_gym.errors import ConfigError
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.rows import preprocess
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.rows import preprocess
 from nemo_gym.schemas.datasets import DatasetConfig
 from nemo_gym.train_data_utils import (
     MissingDatasetError,
     OffendingRowsError,
     TrainDataProcessor,
+    examine,
     validate_backend_credentials,
 )
 
@@ -138,7 +138,7 @@ def test_offending_rows_are_listed_with_file_and_line_and_nothing_is_written(
         (3, "no responses_create_params"),
         (4, "not valid JSON"),
         (5, "expected a JSON object, found an array"),
-        (6, "responses_create_params.temprature: Extra inputs"),
+        (6, "responses_create_params.temprature: there is no such parameter; did you mean 'temperature'?"),
         (7, "responses_create_params.input"),
         (8, "ends with the assistant's turn"),
     ):

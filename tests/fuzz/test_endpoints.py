@@ -24,11 +24,10 @@ from schemathesis.core.result import Ok
 from nemo_gym import global_config
 from nemo_gym.cli import RunHelper
 from nemo_gym.global_config import GlobalConfigDictParserConfig
-from nemo_gym.http.addresses import Address
-from nemo_gym.http.probe import fetch
+from nemo_gym.http.addresses import Address, fetch
 from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
+from nemo_gym.launch.plan import BUNDLED
 from nemo_gym.paths import PARENT_DIR
-from nemo_gym.servers.bundled import BUNDLED
 from tests.fuzz.bad_values import TEXT, json_trees
 
 HEAD = "head_server"

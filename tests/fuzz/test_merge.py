@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_gym.cli.commands import aggregate_rollouts
-from nemo_gym.rollouts.record import RolloutKey, key_or_none
+from nemo_gym.runs.record import RolloutKey, key_or_none
 from tests.fuzz.bad_values import TEXT, json_trees
 from tests.fuzz.conftest import Run
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from nemo_gym.cli.commands import collect_rollouts
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import iter_lines, parse, read_objects, to_line
+from nemo_gym.jsonl import iter_lines, parse, to_line
 from nemo_gym.row_files import read_rows
+from nemo_gym.runs.read import records
 from tests.fuzz.bad_values import TEXT, json_trees
 from tests.fuzz.conftest import Run
 
@@ -54,7 +55,7 @@ def test_no_row_is_lost_and_each_has_its_line(
     content = b"\n".join(lines) + (b"\n" if last_newline else b"")
     path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + content)
 
-    found = [(line.number, row) for line, row in read_objects(path)]
+    found = [(line.number, row) for _, line, row in records(path, "raise", may_lack_key=True)]
 
     assert found == [(number, json.loads(encoded(row))) for number, row in enumerate(rows, 1) if row is not None]
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, ServerUnreachableError
-from nemo_gym.http.openai_client import NeMoGymAsyncOpenAI, retry_after_s
+from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI, retry_after_s
 
 Configure = Callable[..., Any]
 StartPeer = Callable[[Callable[[socket.socket, int], None]], Any]

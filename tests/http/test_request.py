@@ -21,7 +21,7 @@ from nemo_gym.http.errors import (
     ServerUnreachableError,
 )
 from nemo_gym.http.request import Call, call_failure, get_response_json, json_bytes, raise_for_status, request
-from nemo_gym.http.retry import RetryPolicy, Tries
+from nemo_gym.retry import RetryPolicy, Tries
 
 Configure = Callable[..., Any]
 Serve = Callable[..., int]
@@ -129,7 +129,7 @@ def test_a_server_that_comes_up_late_is_reached(
             refused.set()
 
     handler = SaysWhenRefused()
-    logging.getLogger("nemo_gym.http").addHandler(handler)
+    logging.getLogger("nemo_gym.retry").addHandler(handler)
 
     def start_late() -> None:
         assert refused.wait(10)
@@ -146,7 +146,7 @@ def test_a_server_that_comes_up_late_is_reached(
         assert asyncio.run(call()) == 200
     finally:
         starter.join()
-        logging.getLogger("nemo_gym.http").removeHandler(handler)
+        logging.getLogger("nemo_gym.retry").removeHandler(handler)
     assert len([record for record in caplog.records if "Cannot connect" in record.getMessage()]) == 1
 
 

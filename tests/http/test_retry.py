@@ -4,8 +4,8 @@ import time
 import pytest
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.http.retry import RetryPolicy, Tries
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.retry import RetryPolicy, Tries
 
 
 def test_pauses_grow_to_their_bound_and_stay_random() -> None:

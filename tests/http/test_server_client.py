@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, ServerRefNotFoundError
 from nemo_gym.http import session
+from nemo_gym.http.client import ServerClient, get_server_url, setup_server_client
 from nemo_gym.http.errors import HeadServerError, ServerUnreachableError
 from nemo_gym.http.request import get_response_json
-from nemo_gym.http.server_client import ServerClient, get_server_url, setup_server_client
 from nemo_gym.http.session import current_settings, get_global_aiohttp_client, use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 
@@ -187,8 +187,7 @@ def test_status_is_asked_without_an_event_loop(
 
 
 def test_a_server_that_accepts_and_says_nothing_is_a_timeout(peer: StartPeer) -> None:
-    from nemo_gym.http.addresses import Address
-    from nemo_gym.http.probe import probe
+    from nemo_gym.http.addresses import Address, probe
 
     silent = peer(lambda connection, number: None)
 

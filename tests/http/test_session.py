@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from nemo_gym.http import session as session_module
 from nemo_gym.http.request import get_response_json, request
 from nemo_gym.http.session import (
-    NUM_WORKERS_ENV_VAR_NAME,
     close_global_aiohttp_client,
     current_settings,
     ensure_connection_capacity,
@@ -22,6 +21,8 @@ from nemo_gym.http.session import (
     set_global_aiohttp_client,
 )
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports.base import socket_factory
+from nemo_gym.keys import NUM_WORKERS_ENV_VAR_NAME
 
 Configure = Callable[..., GlobalAIOHTTPAsyncClientConfig]
 Serve = Callable[..., int]
@@ -201,6 +202,6 @@ def test_debugging_follows_the_settings(configure: Configure) -> None:
 def test_connections_ask_whether_the_peer_is_still_there(configure: Configure) -> None:
     settings = configure(global_aiohttp_tcp_keepalive_idle_seconds=42)
 
-    with session_module._socket_factory(settings)((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("", 0))) as made:
+    with socket_factory(settings)((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("", 0))) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 42

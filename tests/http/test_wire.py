@@ -11,8 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from nemo_gym.http import wire
-from nemo_gym.http.wire import CannotConnectError, target_of
+from nemo_gym.http.errors import CannotConnectError, NotHttpAnswerError
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports import wire
+from nemo_gym.http.transports.base import target_of
 from tests.http.wire_peers import Line, ask, body_of, numbering, once, peer_on, plain, pool_of, silence, until
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -65,6 +67,7 @@ BROKEN = {
     "of known length": plain(b"hello")[:-1],
     "in chunks": CHUNKED + b"5\r\nhello\r\n",
     "within a chunk": CHUNKED + b"5\r\nhel",
+    "with a chunk that is none": CHUNKED + b"xyz\r\n",
     "compressed": plain(gzip.compress(TEXT)[:-9], "200 OK", GZIP),
     "compressed, it is said": plain(b"plain text", "200 OK", GZIP),
 }
@@ -98,9 +101,7 @@ def test_a_connection_that_ends_before_the_answer_is_a_disconnect(run: Run, data
         b"SSH-2.0-OpenSSH_9.6\r\n",
         b"HTTP/1.1 two hundred\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
-        CHUNKED + b"xyz\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n\x00\x01",
     ],
 )
 def test_what_is_not_http_is_called_that(run: Run, data: bytes) -> None:
@@ -111,7 +112,7 @@ def test_what_is_not_http_is_called_that(run: Run, data: bytes) -> None:
             assert await line.request() == b""
 
         async with pool_of() as pool, peer_on(behave) as peer:
-            with pytest.raises(aiohttp.ServerDisconnectedError, match="not HTTP"):
+            with pytest.raises(NotHttpAnswerError, match="not HTTP"):
                 await ask(pool, peer.port)
             await peer.lines[0].is_over.wait()
 
@@ -304,7 +305,7 @@ def test_a_target_names_address_origin_and_path() -> None:
     assert target_of("http://[::1]:82/%7Ea b") == (("::1", 82), "http://[::1]:82", "/~a%20b")
 
 
-def test_without_a_parser_nothing_has_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_parser_there_are_no_bare_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "httptools", None)
 
-    assert target_of.__wrapped__("http://127.0.0.1/") is None
+    assert wire.open_transport(GlobalAIOHTTPAsyncClientConfig()) is None

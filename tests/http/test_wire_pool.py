@@ -11,9 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from nemo_gym.http import wire
-from nemo_gym.http.local_request import LocalRequest
-from nemo_gym.http.wire import CannotConnectError, WirePool, target_of
+from nemo_gym.http.errors import CannotConnectError
+from nemo_gym.http.transports import wire
+from nemo_gym.http.transports.base import LocalRequest, target_of
+from nemo_gym.http.transports.wire import WirePool
 from tests.http.wire_peers import (
     PATIENCE_S,
     Line,
@@ -275,8 +276,8 @@ def test_localhost_where_nobody_listens_refuses_also_without_its_second_address(
 async def status_at(pool: WirePool, host: str, port: int) -> int:
     target = target_of(f"http://{host}:{port}/")
     assert target is not None
-    request = LocalRequest("GET", "http://x/", "/", b"/", b"", [(b"host", b"x")], b"", None)
-    return (await pool.exchange(target, request, PATIENCE_S)).status
+    request = LocalRequest("GET", "http://x/", "/", b"/", b"", [(b"host", b"x")], b"", None, address=target.address)
+    return (await pool.exchange(request, PATIENCE_S)).status
 
 
 def test_closing_the_pool_ends_every_call(run: Run) -> None:

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_gym.http.local_request import local_request
-from nemo_gym.http.local_response import LocalResponse
-from nemo_gym.http.wire import WirePool, target_of
+from nemo_gym.http.transports.base import local_request, target_of
+from nemo_gym.http.transports.response import LocalResponse
+from nemo_gym.http.transports.wire import WirePool
 
 PATIENCE_S = 30.0
 
@@ -40,8 +40,9 @@ class Line:
 
     async def say(self, data: bytes, size: int = 0) -> None:
         """Send bytes, in pieces of `size` if that is not 0."""
-        for start in range(0, len(data), size or len(data)):
-            self.writer.write(data[start : start + (size or len(data))])
+        size = size or len(data) or 1
+        for start in range(0, len(data), size):
+            self.writer.write(data[start : start + size])
             await self.writer.drain()
             await asyncio.sleep(0)
 
@@ -118,7 +119,9 @@ async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> 
 
 
 @asynccontextmanager
-async def pool_of(limit: int = 0, per_host: int = 0, connect_timeout_s: float = PATIENCE_S) -> AsyncIterator[WirePool]:
+async def pool_of(
+    limit: int = 0, per_host: int = 0, connect_timeout_s: float = PATIENCE_S, max_response_bytes: int = 1 << 28
+) -> AsyncIterator[WirePool]:
     """A pool that must have nothing left open, nor counted, nor waiting once it is closed."""
     made: list[socket.socket] = []
 
@@ -126,7 +129,7 @@ async def pool_of(limit: int = 0, per_host: int = 0, connect_timeout_s: float = 
         made.append(socket.socket(*address[:3]))
         return made[-1]
 
-    pool = WirePool(limit, per_host, connect_timeout_s, new_socket)
+    pool = WirePool(limit, per_host, connect_timeout_s, new_socket, max_response_bytes)
     yield pool
     pool.close()
     await until(lambda: not pool._connections and all(each.fileno() == -1 for each in made))
@@ -148,9 +151,9 @@ async def ask(
     """One exchange with a server on this machine."""
     target = target_of(f"http://127.0.0.1:{port}{path}")
     assert target is not None
-    request = local_request(method, target.origin, target.path, kwargs)
+    request = local_request(method, target.origin, target.path, kwargs, target.address)
     assert request is not None
-    return await pool.exchange(target, request, timeout_s)
+    return await pool.exchange(request, timeout_s)
 
 
 async def body_of(pool: WirePool, port: int, path: str = "/", **options: Any) -> bytes:

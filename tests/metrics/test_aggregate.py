@@ -122,12 +122,13 @@ def test_infinite_values_have_no_std_and_raise_no_warning() -> None:
     assert (metrics.agent_metrics["max/x"], "std/x" in metrics.agent_metrics) == (float("inf"), False)
 
 
-def test_internal_numbers_are_no_metrics() -> None:
-    fields = {"_ng_attempt_index": 2, "_private": 1.5, "reward": 1.0, "response": {"usage": {"_cached": 3}}}
+def test_our_own_numbers_are_no_metrics_while_those_of_others_count_whatever_they_begin_with() -> None:
+    fields = {"_ng_attempt_index": 2, "_theirs": 1.5, "reward": 1.0, "response": {"usage": {"_cached": 3}}}
     metrics = compute_aggregate_metrics([response(0, 0, **fields)])
 
-    assert list(metrics.key_metrics) == ["mean/reward"]
-    assert [key for key in metrics.group_level_metrics[0] if key.startswith("mean/")] == ["mean/reward"]
+    means = ["mean/_theirs", "mean/reward", "mean/_cached"]
+    assert list(metrics.key_metrics) == means
+    assert [key for key in metrics.group_level_metrics[0] if key.startswith("mean/")] == means
 
 
 def test_a_field_and_a_usage_field_of_one_name_are_both_shown() -> None:

@@ -4,8 +4,8 @@ import orjson
 import pytest
 
 from nemo_gym.metrics.columns import RolloutTable
-from nemo_gym.metrics.coverage import compute_coverage
-from nemo_gym.metrics.intervals import clustered_mean
+from nemo_gym.metrics.intervals import clustered_mean, compute_coverage
+from nemo_gym.metrics.pass_at_k import compute_pass_majority_metrics
 
 
 def record(task: int, rollout: int, reward: Any) -> dict[str, Any]:
@@ -52,6 +52,7 @@ def test_the_keys_come_in_a_fixed_order_and_the_dict_is_json() -> None:
         "mean_failures_as_zero",
         "ci95",
         "tasks_per_k",
+        "pass_at_k",
     ]
     assert orjson.loads(orjson.dumps(coverage)) == coverage
 
@@ -97,3 +98,24 @@ def test_a_table_serves_as_well_as_the_records() -> None:
         table.add(entry)
 
     assert compute_coverage(table, [(3, 0)], 9, 4) == compute_coverage(RECORDS, [(3, 0)], 9, 4)
+
+
+def test_rewards_of_0_and_1_have_pass_at_k_for_as_many_rollouts_as_most_tasks_have() -> None:
+    rewards = [[1, 0, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [1], [1, 0, 0, 0, 0]]
+    records = [record(task, n, reward) for task, values in enumerate(rewards) for n, reward in enumerate(values)]
+
+    found = compute_coverage(reversed(records))["pass_at_k"]
+
+    tasks = [[{"reward": reward} for reward in values] for values in rewards]
+    same = compute_pass_majority_metrics(tasks)[0]
+    assert found == {
+        "k": 4,
+        "tasks": 4,
+        "pass@k": pytest.approx(same["pass@4/accuracy"]),
+        "pass@1[avg-of-k]": pytest.approx(same["pass@1[avg-of-4]/accuracy"]),
+    }
+
+
+@pytest.mark.parametrize("rewards", [[], [1.0], [1.0, 0.5], [0.0, 2.0]])
+def test_single_rollouts_and_other_rewards_have_no_pass_at_k(rewards: list[float]) -> None:
+    assert compute_coverage([record(0, n, reward) for n, reward in enumerate(rewards)])["pass_at_k"] is None

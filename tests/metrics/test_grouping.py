@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_gym.metrics.grouping import group_statistics, iter_group_dicts
-from nemo_gym.metrics.ordered import Column
+from nemo_gym.metrics.columns import Column
+from nemo_gym.metrics.profile import group_statistics, iter_group_dicts
 
 numbers = st.floats(-1e6, 1e6) | st.just(math.nan)
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_gym.metrics.html_page import render_page
-from nemo_gym.metrics.page_charts import grouped_by, histogram, number
-from nemo_gym.metrics.page_data import Failures, numbers_of
+from nemo_gym.metrics.charts import grouped_by, histogram, number
+from nemo_gym.metrics.report import Failures, numbers_of, render_page
 from nemo_gym.reward_profile import RewardProfiler
 
 CHROMIUM = shutil.which("chromium")

@@ -149,7 +149,8 @@ def test_fields_only_some_tasks_have() -> None:
     groups, [agent] = profile([result(0, 0, a=1.0), result(1, 0, b=2.0), result(2, 0, a=3.0)])
 
     assert [[key for key in group if "/" in key] for group in groups[:2]] == [
-        [f"{statistic}/{field}" for statistic in ("mean", "max", "min", "median", "std")] for field in ("a", "b")
+        [f"{statistic}/{field}" for statistic in ("mean", "max", "min", "median", "std", "histogram")]
+        for field in ("a", "b")
     ]
     assert (groups[0]["std/a"], agent["mean/a"], agent["mean/b"]) == (0.0, 2.0, 2.0)
     assert [key for key in agent if key.startswith("std/")] == ["std/a"]

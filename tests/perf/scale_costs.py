@@ -22,18 +22,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nemo_gym.distributed.board import Board
-from nemo_gym.distributed.messages import Report
-from nemo_gym.distributed.shares import TOTAL
+from nemo_gym.collect.progress import ProgressState, RewardTotal
+from nemo_gym.combine.aggregation import RolloutAggregationHelper
+from nemo_gym.combine.metrics import Hooks
+from nemo_gym.executors.caps import TOTAL, Board, Report
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
-from nemo_gym.rollouts.aggregation import RolloutAggregationHelper
-from nemo_gym.rollouts.config import RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.rollouts.metrics_source import Hooks
-from nemo_gym.rollouts.progress_state import ProgressState, RewardTotal
-from nemo_gym.rollouts.record import Result
-from nemo_gym.rollouts.rows import InputRows
-from nemo_gym.rollouts.sharding import Shard
-from tests.distributed.conftest import write_environment
+from nemo_gym.runs.options import RolloutAggregationConfig, RolloutCollectionConfig
+from nemo_gym.runs.options.sharding import Shard
+from nemo_gym.runs.record import Result
+from nemo_gym.runs.rows import InputRows
+from tests.executors.conftest import write_environment
 
 ROWS, ROW_BYTES = 50_000, 1_000
 RECORDS, RECORD_BYTES = 50_000, 2_000

@@ -18,14 +18,14 @@ from typing import Any
 import orjson
 import pytest
 
+from nemo_gym.combine.aggregation import RolloutAggregationHelper
+from nemo_gym.combine.merge import settle_duplicates, write_merged
+from nemo_gym.combine.metrics import Hooks
 from nemo_gym.metrics.hooks import ComputeMetrics, Metrics
 from nemo_gym.reward_profile import compute_pass_majority_metrics
-from nemo_gym.rollouts.aggregation import RolloutAggregationHelper
-from nemo_gym.rollouts.config import RolloutAggregationConfig
-from nemo_gym.rollouts.metrics_source import Hooks
-from nemo_gym.rollouts.record import Result
-from nemo_gym.rollouts.shard_index import ShardIndex
-from nemo_gym.rollouts.shard_merge import settle_duplicates, write_merged
+from nemo_gym.runs.index import RecordIndex
+from nemo_gym.runs.options import RolloutAggregationConfig
+from nemo_gym.runs.record import Result
 
 RECORDS, SHARDS, ROLLOUTS = 100_000, 4, 32
 MOST_FOR_MERGE, MOST_WITH_METRICS = 3.0, 6.0
@@ -34,9 +34,9 @@ ROUNDS = 3
 PEAK = """
 import sys
 from pathlib import Path
-from nemo_gym.rollouts.shard_index import ShardIndex
-from nemo_gym.rollouts.shard_merge import settle_duplicates, write_merged
-index = ShardIndex(sorted(Path(sys.argv[1]).glob("shard-*.jsonl")))
+from nemo_gym.runs.index import RecordIndex
+from nemo_gym.combine.merge import settle_duplicates, write_merged
+index = RecordIndex(sorted(Path(sys.argv[1]).glob("shard-*.jsonl")))
 index.read()
 write_merged(index, settle_duplicates(index, "error").order, Path(sys.argv[1]) / "merged.jsonl")
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
@@ -100,7 +100,7 @@ def bare_pass(paths: list[Path]) -> None:
 
 
 def merge(paths: list[Path]) -> None:
-    index = ShardIndex(paths)
+    index = RecordIndex(paths)
     index.read()
     write_merged(index, settle_duplicates(index, "error").order, paths[0].with_name("merged.jsonl"))
 

@@ -13,8 +13,7 @@ import yaml
 from fastapi import FastAPI, Request, Response
 
 from nemo_gym import global_config
-from nemo_gym.rl.environment import NemoGym
-from nemo_gym.rl.gym_config import NemoGymConfig
+from nemo_gym.rl.environment import NemoGym, NemoGymConfig
 from nemo_gym.servers.middleware import DisconnectMiddleware
 
 AGENT = "some_agent"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rl.calls import call, deadline, gather_or_cancel, in_thread
-from nemo_gym.rl.threads import DaemonThreads
+from nemo_gym.rl.calls import DaemonThreads, call, deadline, gather_or_cancel, in_thread
 
 
 class Handle:

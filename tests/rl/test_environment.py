@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,16 @@ from fastapi import Response
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.errors import HeadServerError
-from nemo_gym.rl.environment import NemoGym
-from nemo_gym.rl.failures import GymTransportError, NonContiguousTokensError, RolloutDataFailure
-from nemo_gym.rl.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.environment import NemoGym, setup_nemo_gym_config
+from nemo_gym.rl.failures import (
+    GymTransportError,
+    NonContiguousTokensError,
+    RolloutDataFailure,
+    RolloutRetryPolicy,
+    RolloutTimeouts,
+)
 from nemo_gym.rl.rollout_manager import RolloutManager
+from nemo_gym.rl.tensors import as_list
 
 Attach = Callable[..., NemoGym]
 Rows = Callable[[int], list[dict[str, Any]]]
@@ -37,7 +44,7 @@ def test_results_come_in_row_order_with_message_logs_and_timings(
     results, timing = run(attached(answer), rows(3), tokenizer)
 
     assert [result["full_result"]["reward"] for result in results] == [0.0, 1.0, 2.0]
-    assert [message["token_ids"] for message in results[0]["message_log"]] == [[104, 105], [121, 101, 115]]
+    assert [as_list(message["token_ids"]) for message in results[0]["message_log"]] == [[104, 105], [121, 101, 115]]
     item = results[0]["full_result"]["response"]["output"][0]
     assert (item["prompt_str"], item["generation_str"]) == ("hi", "yes")
     assert timing.keys() == {
@@ -146,7 +153,7 @@ def test_rows_with_nan_log_probs_are_run_again(
     results, timing = run(gym, rows(2), tokenizer)
 
     assert sent == {0: 3, 1: 1}
-    assert results[0]["message_log"][1]["generation_logprobs"] == [-0.1, -0.2, -0.3]
+    assert as_list(results[0]["message_log"][1]["generation_logprobs"]) == pytest.approx([-0.1, -0.2, -0.3])
     assert timing["lp_nan_retries"] == 2.0
     assert gym.metrics()["rollout/lp_nan_retry_total"] == 2.0
 
@@ -246,3 +253,15 @@ def test_rollouts_slower_than_the_rhythm_in_which_servers_are_looked_after_arriv
         return result_of(row)
 
     assert len(run(attached(answer), rows(2), tokenizer)[0]) == 2
+
+
+@pytest.mark.parametrize("shape", [dict, SimpleNamespace])
+def test_a_trainers_configuration_is_made_fit_for_the_servers(shape: Any) -> None:
+    vllm = {"async_engine": False, "other": 1}
+    generation = {"vllm_cfg": vllm, "stop_strings": ["x"], "stop_token_ids": [1], "top_k": 5}
+    setup_nemo_gym_config(shape(policy={"generation": generation}))
+
+    assert vllm == {"async_engine": True, "expose_http_server": True, "other": 1}
+    assert (generation["stop_strings"], generation["stop_token_ids"], generation["top_k"]) == (None, None, 5)
+    with pytest.raises(ConfigError, match="has no 'policy'"):
+        setup_nemo_gym_config({})

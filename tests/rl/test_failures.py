@@ -5,8 +5,7 @@ import pytest
 
 from nemo_gym.http.errors import ERROR_STATUS_HEADER, ServerResponseError, ServerUnreachableError
 from nemo_gym.rl import failures
-from nemo_gym.rl.failures import FailureClass, classify_rollout_failure
-from nemo_gym.rl.retry import Budget, RolloutRetryPolicy, RolloutStats
+from nemo_gym.rl.failures import Budget, FailureClass, RolloutRetryPolicy, RolloutStats, classify_rollout_failure
 
 
 def caused_by(cause: BaseException, error: BaseException | None = None) -> BaseException:
@@ -56,9 +55,10 @@ def test_a_circle_of_causes_comes_to_an_end() -> None:
     assert classify_rollout_failure(one) is FailureClass.DATA
 
 
-def test_a_dead_actor_is_infrastructure_without_ray_being_installed() -> None:
-    died = type("ActorDiedError", (Exception,), {"__module__": "ray.exceptions"})
-    other = type("ActorDiedError", (Exception,), {"__module__": "theatre"})
+@pytest.mark.parametrize("name", ["ActorDiedError", "RpcError"])
+def test_what_breaks_in_ray_is_infrastructure_without_ray_being_installed(name: str) -> None:
+    died = type(name, (Exception,), {"__module__": "ray.exceptions"})
+    other = type(name, (Exception,), {"__module__": "theatre"})
     assert classify_rollout_failure(died()) is FailureClass.INFRA
     assert classify_rollout_failure(other()) is FailureClass.DATA
 
@@ -97,6 +97,10 @@ def test_counters_go_out_as_totals_and_by_exception() -> None:
 
     assert stats.as_metrics() == {
         "rollout/completed_total": 2.0,
+        "rollout/committed_total": 0.0,
+        "rollout/skipped_total": 0.0,
+        "rollout/max_consecutive_infra_drops": 0.0,
+        "rollout/infra_drops_total": 0.0,
         "rollout/gym_row_redispatch_total": 3.0,
         "rollout/redispatch_total": 3.0,
         "rollout/redispatch_total/GymTransportError": 1.0,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure
-from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, PromptGroupRecord
-from nemo_gym.rl.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure, RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, PromptGroupRecord, RolloutOverrides
 from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager
 from nemo_gym.rl.tensors import as_list
 
@@ -148,6 +147,86 @@ def test_a_log_of_exactly_the_limit_counts_as_truncated(max_seq_len: int, trunca
     assert record.completions[0].truncated is truncated
     assert record.rollout_metrics["truncation_rate"] == float(truncated)
     assert record.rollout_metrics["natural_termination_rate"] == 1 - float(truncated)
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        ({"incomplete_details": {"reason": "max_output_tokens"}}, "max_output_tokens"),
+        ({"incomplete_details": {"reason": None}}, "incomplete"),
+        ({"status": "incomplete", "incomplete_details": None}, "incomplete"),
+        ({"status": "completed", "incomplete_details": None}, None),
+        (None, None),
+    ],
+)
+def test_an_answer_that_was_cut_off_is_truncated_and_says_why(response: Any, reason: str | None) -> None:
+    record = run(Gym(lambda rows: ([processed(1.0, response=response)] * 3, {})))
+
+    assert [(each.truncated, each.truncation_reason) for each in record.completions] == [
+        (reason is not None, reason)
+    ] * 3
+    assert record.rollout_metrics["truncation_rate"] == float(reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "temperature"),
+    [
+        (RolloutOverrides(n=1, greedy=True, max_new_tokens=7), 0.0),
+        (RolloutOverrides(n=1, temperature=0.3, max_new_tokens=7), 0.3),
+    ],
+)
+def test_one_call_may_want_something_else(overrides: RolloutOverrides, temperature: float) -> None:
+    gym = Gym(lambda rows: ([processed()] * len(rows), {}))
+    kept = manager(gym)
+
+    record = asyncio.run(kept.run_rollout(sample(), overrides))
+    asyncio.run(kept.run_rollout(sample()))
+
+    (rows, *_), (usual, *_) = gym.calls
+    params = rows[0]["responses_create_params"]
+    assert (len(rows), params["temperature"], params["max_output_tokens"]) == (1, temperature, 7)
+    assert len(record.completions) == 1
+    assert len(usual) == 3
+    assert usual[0]["responses_create_params"]["temperature"] not in (0.0, 0.3)
+
+
+@pytest.mark.parametrize("options", [{"n": 0}, {"greedy": True, "temperature": 0.5}])
+def test_overrides_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"n is 0|contradict"):
+        RolloutOverrides(**options)
+
+
+def test_components_of_a_reward_are_kept_and_may_be_weighted() -> None:
+    def answer(rows: list[Any]) -> Any:
+        return [processed(1.5, reward_components={"right": 1.0, "style": 0.5})] * 3, {}
+
+    plain = run(Gym(answer)).completions[0]
+    weighted = run(Gym(answer), reward_weights={"right": 2.0, "style": 0.0}).completions[0]
+
+    assert (plain.reward, weighted.reward) == (1.5, 2.0)
+    assert plain.reward_components == weighted.reward_components == {"right": 1.0, "style": 0.5}
+
+
+def test_components_that_do_not_add_up_are_refused() -> None:
+    with pytest.raises(RolloutDataFailure, match=r"reward 1, but its reward_components .* add up to 0.5"):
+        run(Gym(lambda rows: ([processed(1.0, reward_components={"right": 0.5})] * 3, {})))
+
+
+def test_fields_of_the_row_are_no_metrics() -> None:
+    given = sample()
+    assert given["extra_env_info"] is not None
+    given["extra_env_info"] |= {"id": 17, "level": 3, "reward": 1.0}
+
+    def answer(rows: list[Any]) -> Any:
+        return [processed(1.0, _rowidx=index, id=17, level=index, score=2) for index in range(3)], {}
+
+    metrics = run(Gym(answer), given).rollout_metrics
+
+    assert {key for key in metrics if key.startswith("agent_a/") and key.endswith("/mean")} == {
+        "agent_a/reward/mean",
+        "agent_a/score/mean",
+        "agent_a/level/mean",  # the environment has made another of it
+    }
 
 
 def test_metrics_of_a_group() -> None:

@@ -20,7 +20,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["interfaces", "rollout_manager", "environment", "prompt_groups", "advantages"])
+@pytest.mark.parametrize("module", ["interfaces", "rollout_manager", "environment", "groups"])
 def test_modules_load_nothing_heavy_and_need_no_torch(module: str) -> None:
     heavy = {"torch", "ray", "wandb", "pandas", "fastapi"}
     printed = run(f"import sys, nemo_gym.rl.{module}; print(*sorted({heavy} & set(sys.modules)))")
@@ -58,7 +58,7 @@ def test_metrics_get_plain_stand_ins_where_wandb_is_missing() -> None:
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "wandb" else find_spec(name, package)
-from nemo_gym.rl.metrics import histogram, table
+from nemo_gym.rl.rewards import histogram, table
 print(histogram([1.0, float("nan")]).values, table([["x"]], ["c"]).columns)
 """
     )
@@ -68,3 +68,9 @@ print(histogram([1.0, float("nan")]).values, table([["x"]], ["c"]).columns)
 def test_the_package_offers_what_it_lists() -> None:
     assert [name for name in rl.__all__ if not hasattr(rl, name)] == []
     assert not hasattr(rl, "no_such_name")
+
+
+def test_no_module_hides_the_name_that_is_imported_from_the_package() -> None:
+    """Once a module is loaded, it is what the package has under its name."""
+    assert set(rl._EXPORTS) & set(rl._EXPORTS.values()) == set()
+    assert run("from nemo_gym.rl import group_advantages, prompt_groups; print(callable(prompt_groups))") == "True\n"

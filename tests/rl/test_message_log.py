@@ -4,6 +4,7 @@ import pytest
 
 from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError, NonContiguousTokensError
 from nemo_gym.rl.message_log import build_message_log
+from nemo_gym.rl.tensors import as_list
 
 Item = dict[str, Any]
 
@@ -45,13 +46,13 @@ def test_turns_become_user_and_assistant_messages_without_a_token_twice_or_lost(
     built = build_message_log(answer, CountingTokenizer())
 
     log = built["message_log"]
-    assert [(message["role"], message["token_ids"]) for message in log] == [
+    assert [(message["role"], as_list(message["token_ids"])) for message in log] == [
         ("user", [1, 2]),
         ("assistant", [3, 4]),
         ("user", [5, 6]),
         ("assistant", [7]),
     ]
-    assert [message.get("generation_logprobs") for message in log] == [None, [-0.5, -0.5], None, [-0.5]]
+    assert [as_list(message.get("generation_logprobs", ())) for message in log] == [[], [-0.5, -0.5], [], [-0.5]]
     assert [message["content"] for message in log] == [""] * 4
     assert built["input_message_log"] == [log[0]]
     assert built["input_message_log"][0] is log[0]
@@ -71,13 +72,13 @@ def test_what_is_logged_has_texts_in_place_of_tokens_decoded_in_two_calls() -> N
 
 def test_a_turn_may_add_nothing_to_the_prompt() -> None:
     built = build_message_log(result(turn([1], [2]), turn([1, 2], [3])), CountingTokenizer())
-    assert [message["token_ids"] for message in built["message_log"]] == [[1], [2], [], [3]]
+    assert [as_list(message["token_ids"]) for message in built["message_log"]] == [[1], [2], [], [3]]
 
 
 def test_items_without_generated_tokens_are_passed_over() -> None:
     empty = turn([1, 2, 3], [])
     built = build_message_log(result({"type": "reasoning", "summary": []}, empty, turn([1], [2])), CountingTokenizer())
-    assert [message["token_ids"] for message in built["message_log"]] == [[1], [2]]
+    assert [as_list(message["token_ids"]) for message in built["message_log"]] == [[1], [2]]
 
 
 def test_drifted_tokens_are_an_error_that_shows_where_and_says_why() -> None:

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rl.failures import GenerationUnavailable, RolloutDataFailure, RolloutTimeout
-from nemo_gym.rl.interfaces import DatumSpec, EnvironmentReturn, PromptGroupRecord
-from nemo_gym.rl.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.failures import (
+    GenerationUnavailable,
+    RolloutDataFailure,
+    RolloutRetryPolicy,
+    RolloutTimeout,
+    RolloutTimeouts,
+)
+from nemo_gym.rl.interfaces import DatumSpec, EnvironmentReturn, PromptGroupRecord, RolloutOverrides
 from nemo_gym.rl.rollout_manager import AsyncRolloutImpl, RolloutManager
 
 torch = pytest.importorskip("torch", reason="the native path works on tensors: install the extra `rl` (make test-rl)")
@@ -280,16 +285,93 @@ def test_several_rewards_for_one_conversation_are_refused(tokenizer: Any, reward
         run(tokenizer, Generator(lambda _: "4"), Environment(rewards=rewards))
 
 
+def test_named_rewards_count_by_their_weights_and_are_kept(tokenizer: Any) -> None:
+    rewards = {"right": torch.tensor([1.0]), "style": [0.5]}
+    record = run(
+        tokenizer,
+        Generator(lambda _: "4"),
+        Environment(turns=2, rewards=rewards),
+        reward_weights={"right": 1.0, "style": -0.5},
+    )
+
+    completion = record.completions[0]
+    assert completion.reward == pytest.approx(1.5)
+    assert completion.turn_rewards == pytest.approx([0.75, 0.75])
+    assert completion.reward_components == pytest.approx({"right": 2.0, "style": 1.0})
+    with pytest.raises(RolloutDataFailure, match=r"the rewards \['style'\], for which reward_weights has no weight"):
+        run(tokenizer, Generator(lambda _: "4"), Environment(rewards=rewards), reward_weights={"right": 1.0})
+
+
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_fails_the_group(tokenizer: Any, reward: float) -> None:
     with pytest.raises(RolloutDataFailure, match="no number to train on"):
         run(tokenizer, Generator(lambda _: "4"), Environment(rewards=torch.tensor([reward])))
 
 
-def test_nan_log_probs_are_never_trained_on(tokenizer: Any) -> None:
-    generator = Generator(lambda prompt: "4", logprobs=torch.full((1, 7), math.nan))
-    with pytest.raises(RolloutDataFailure, match="NaN log-probs for 1 tokens of turn 1"):
-        run(tokenizer, generator, Environment())
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ({"unpadded_sequence_lengths": torch.tensor([99])}, "unpadded_sequence_lengths of 99 for output_ids of shape"),
+        ({"unpadded_sequence_lengths": torch.tensor([3])}, "unpadded_sequence_lengths of 3 .* a prompt of 4 tokens"),
+        ({"output_ids": torch.zeros(1, 7, dtype=torch.int64)}, "do not begin with the 4 tokens of the prompt"),
+        ({"generation_lengths": torch.tensor([2])}, "generation_lengths of 2 where prompt and generation leave 1"),
+        ({"logprobs": torch.zeros(1, 3)}, r"logprobs of shape \[1, 3\] for output_ids of shape \[1, 7\]"),
+        ({"logprobs": torch.full((1, 7), -math.inf)}, "infinite log-probs"),
+        ({"logprobs": torch.full((1, 7), 0.5)}, "log-probs up to 0.5"),
+        ({"logprobs": torch.full((1, 7), math.nan)}, "NaN log-probs for 1 tokens"),
+    ],
+)
+def test_what_a_generator_cannot_have_generated_is_named(tokenizer: Any, output: dict[str, Any], words: str) -> None:
+    with pytest.raises(RolloutDataFailure, match=f"prompt 7, trajectory 0, turn 1: the policy returned .*{words}"):
+        run(tokenizer, Generator(lambda prompt: "4", **output), Environment(), num_generations_per_prompt=1)
+
+
+def test_one_call_may_want_something_else(tokenizer: Any) -> None:
+    asked: list[Any] = []
+
+    class Noting(Generator):
+        async def generate_async(self, data: Any, greedy: bool = False) -> AsyncIterator[tuple[int, Any]]:
+            asked.append((greedy, data.get("temperature"), data.get("max_new_tokens")))
+            async for answer in super().generate_async(data, greedy):
+                yield answer
+
+    kept = manager(tokenizer, Noting(lambda prompt: "4"), Environment())
+    overrides = RolloutOverrides(n=1, greedy=True, max_new_tokens=9, split="validation")
+    record = asyncio.run(kept.run_rollout(sample(), overrides))
+    usual = asyncio.run(kept.run_rollout(sample()))
+
+    assert asked == [(True, None, 9)] + [(False, None, None)] * 3
+    assert (len(record.completions), record.metadata) == (1, {"task_name": "math", "split": "validation"})
+    assert (len(usual.completions), usual.metadata) == (3, {"task_name": "math"})
+
+
+def test_where_nobody_says_a_word_the_rollout_ends(tokenizer: Any) -> None:
+    record = run(tokenizer, Generator(lambda prompt: ""), Environment(turns=10**9, observation=""))
+
+    assert [(each.truncated, each.truncation_reason) for each in record.completions] == [(True, "no_progress")] * 3
+    assert record.rollout_metrics["turns_per_sample/max"] == 3
+
+
+def test_why_a_rollout_was_cut_off_is_kept(tokenizer: Any) -> None:
+    by_generator = run(tokenizer, Generator(lambda prompt: "4", truncated=torch.tensor([True])), Environment())
+    by_length = run(tokenizer, Generator(lambda prompt: "4"), Environment(), max_seq_len=6)
+    whole = run(tokenizer, Generator(lambda prompt: "4"), Environment())
+
+    assert [record.completions[0].truncation_reason for record in (by_generator, by_length, whole)] == [
+        "generator",
+        "max_seq_len",
+        None,
+    ]
+
+
+def test_messages_keep_nothing_of_the_prompts_alive(tokenizer: Any) -> None:
+    record = run(tokenizer, Generator(lambda prompt: "44"), Environment(turns=5), max_seq_len=25)
+
+    for completion in record.completions:
+        for message in completion.message_log[1:]:
+            for name in ("token_ids", "generation_logprobs"):
+                tensor = message.get(name, torch.zeros(0))
+                assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(), (name, message)
 
 
 def test_a_generator_that_yields_nothing_is_an_error(tokenizer: Any) -> None:

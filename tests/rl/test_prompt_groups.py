@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure
+from nemo_gym.rl.groups import prompt_groups
 from nemo_gym.rl.interfaces import Completion, DatumSpec, PromptGroupRecord
-from nemo_gym.rl.prompt_groups import prompt_groups
 
 
 class Manager:
@@ -103,9 +103,12 @@ def test_failures_up_to_the_allowed_number_are_left_out(caplog: pytest.LogCaptur
         collected(Manager(failures), 6, max_in_flight=2, max_failures=1, in_order=True)
 
 
-def test_a_bug_is_never_left_out() -> None:
+def test_errors_of_an_environment_count_as_failures_and_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    failures: dict[int, Exception] = {1: KeyError("bug"), 3: ValueError("another")}
+    assert sorted(collected(Manager(failures), 6, max_in_flight=2, max_failures=2)) == [0, 2, 4, 5]
+    assert "KeyError: 'bug'" in caplog.text
     with pytest.raises(KeyError):
-        collected(Manager({1: KeyError("bug")}), 6, max_in_flight=2, max_failures=9)
+        collected(Manager({1: KeyError("bug")}), 6, max_in_flight=2)
 
 
 def test_leaving_early_cancels_what_is_in_flight() -> None:

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
+from nemo_gym import global_config
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.failures import GymTransportError
@@ -62,8 +63,10 @@ def gym_with_script(script: str) -> NemoGym:
 
 @pytest.fixture(scope="module")
 def gym() -> Iterator[NemoGym]:
-    with gym_with_script("responses_api_models/scripted_model/scripts/weather.yaml") as started:
-        yield started
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(global_config, "_GLOBAL_CONFIG_DICT", None)  # or tests elsewhere would have the token
+        with gym_with_script("responses_api_models/scripted_model/scripts/weather.yaml") as started:
+            yield started
 
 
 def row(number: int = 0) -> dict[str, Any]:
@@ -112,8 +115,9 @@ def test_message_logs_are_token_exact_over_several_turns(gym: NemoGym) -> None:
         assert len(items) == 2
         whole = [token for message in log for token in as_list(message["token_ids"])]
         assert whole == items[-1]["prompt_token_ids"] + items[-1]["generation_token_ids"]
-        generated = [(message["token_ids"], message["generation_logprobs"]) for message in log[1::2]]
-        assert generated == [(item["generation_token_ids"], item["generation_log_probs"]) for item in items]
+        for message, item in zip(log[1::2], items, strict=True):
+            assert as_list(message["token_ids"]) == item["generation_token_ids"]
+            assert as_list(message["generation_logprobs"]) == pytest.approx(item["generation_log_probs"])
 
 
 def test_a_second_environment_attaches_to_the_run_and_leaves_it_running(gym: NemoGym) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+from nemo_gym.keys import MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
 from nemo_gym.log import LOGGER_NAME
-from nemo_gym.rollouts.config import MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,10 @@ import selectors
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from nemo_gym.rollouts.attempt import Attempt
-from nemo_gym.rollouts.config import Concurrency
-from nemo_gym.rollouts.dispatch import Dispatch, DispatchSettings
-from nemo_gym.rollouts.failures import RetryPauses
-from nemo_gym.rollouts.record import Row
+from nemo_gym.collect.dispatch import Dispatch, DispatchSettings
+from nemo_gym.collect.failures import Attempt, RetryPauses
+from nemo_gym.runs.options import Concurrency
+from nemo_gym.runs.record import Row
 
 T = TypeVar("T")
 NO_PAUSE = RetryPauses(first_s=0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_gym.rollouts.compact import IndexSet, IntSet, KeySet, SeenFilter, without_garbage_collection
+from nemo_gym.runs.record import IndexSet, IntSet, KeySet, SeenFilter, without_garbage_collection
 
 SMALL = st.integers(0, 50)
 LARGE = st.integers(0, 2**64 - 2)

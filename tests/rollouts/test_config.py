@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
-from nemo_gym.cli.options import meanings_of
-from nemo_gym.rollouts.config import (
+from nemo_gym.config.options import meanings_of
+from nemo_gym.runs.options import (
     DEFAULT_CONCURRENCY,
     Concurrency,
     E2ERolloutCollectionConfig,
@@ -17,6 +17,7 @@ from nemo_gym.rollouts.config import (
     SharedRolloutCollectionConfig,
     max_attempts_from_environment,
 )
+from nemo_gym.runs.options.choosing import CHOOSING_OPTIONS
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 FILES = {"input_jsonl_fpath": "in.jsonl", "output_jsonl_fpath": "out.jsonl"}
@@ -36,13 +37,20 @@ def test_the_classes_descend_from_one_another_as_documented() -> None:
 def test_only_input_and_output_are_required() -> None:
     config = _config(unrelated={"a": 1})
     assert config.model_dump() == FILES | {
+        "order": "input",
+        "durations_from": None,
+        "finish_at": None,
+        "straggler_grace_s": None,
+        "stop_repeats_when": None,
         "num_samples_in_parallel": None,
         "responses_create_params": {},
         "upload_rollouts": True,
+        "upload_rollouts_to_wandb": True,
         "disable_aggregation": False,
         "rollout_timeout_s": 21_600.0,
         "run_timeout_s": None,
         "max_silence_s": 1_800.0,
+        "max_refused_s": 60.0,
         "max_attempts": None,
         "fail_fast": False,
         "max_failure_fraction": None,
@@ -54,7 +62,9 @@ def test_only_input_and_output_are_required() -> None:
         "resume_from_cache": False,
         "retry_exhausted": False,
         "allow_changed_config": False,
+        "keep_offending_rows": False,
         "prompt_config": None,
+        **dict.fromkeys(CHOOSING_OPTIONS),
         "shard": None,
         "shard_index": None,
         "num_shards": None,
@@ -62,6 +72,14 @@ def test_only_input_and_output_are_required() -> None:
         "ray_address": "auto",
         "shard_resources": {"CPU": 1.0},
         "ray_runtime_env": {},
+        "prices": None,
+        "plan": False,
+        "estimate_from": None,
+        "pilot": None,
+        "yes": False,
+        "max_total_tokens": None,
+        "max_output_tokens_total": None,
+        "max_cost_usd": None,
     }
 
 
@@ -130,7 +148,6 @@ def test_num_repeats_of_another_type_is_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("limit", 0),
         ("limit", -1),
         ("num_samples_in_parallel", -1),
         ("num_samples_in_parallel", {"a": -1}),
@@ -186,6 +203,11 @@ def test_the_former_name_of_the_upload_flag_works_and_warns(wrap: Any) -> None:
         config = RolloutCollectionConfig.model_validate(wrap(FILES | {"upload_rollouts_to_wandb": False}))
     assert config.upload_rollouts is False
     assert config.upload_rollouts_to_wandb is False
+
+
+def test_no_limit_is_none_or_zero() -> None:
+    assert _config(limit=0).limit is _config().limit is None
+    assert _config(limit=3).limit == 3
 
 
 def test_the_new_name_of_the_upload_flag_wins() -> None:

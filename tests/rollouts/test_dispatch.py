@@ -3,18 +3,21 @@
 import asyncio
 import gc
 import logging
+import time
 import tracemalloc
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
+from nemo_gym.collect.dispatch import Dispatch, DispatchSettings
+from nemo_gym.collect.failures import RetryPauses
 from nemo_gym.http.errors import ServerResponseError
-from nemo_gym.rollouts.config import Concurrency, RolloutCollectionConfig
-from nemo_gym.rollouts.dispatch import Dispatch, DispatchSettings
-from nemo_gym.rollouts.failures import RetryPauses
-from nemo_gym.rollouts.record import FailureClass, Row
+from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig
+from nemo_gym.runs.record import FailureClass, Row
 from tests.rollouts.dispatch_fakes import (
     Agent,
     collect,
@@ -36,7 +39,23 @@ def test_rows_start_in_input_order_and_never_more_than_the_cap_at_once() -> None
     assert [row["_ng_task_index"] for row in agent.started] == list(range(20))
     assert agent.most_running == 3
     assert sorted(tasks_of(attempts)) == list(range(20))
-    assert all(attempt.is_final and attempt.record() == {"reward": 1.0} for attempt in attempts)
+    assert all(attempt.is_final and attempt.record()["reward"] == 1.0 for attempt in attempts)
+
+
+def test_a_success_is_stamped_and_timed_by_a_clock_that_nobody_sets() -> None:
+    async def slowly(row: Row) -> Any:
+        time.sleep(0.05)  # noqa: ASYNC251 - the clock of this loop does not tick, the real one does
+        calls = {"calls": [], "calls_left_out": 3}
+        return {"reward": 1.0, "_ng_timing": calls} | ({"_ng_failure_class": "mine"} if row["_ng_task_index"] else {})
+
+    records = {a.row["_ng_task_index"]: a.record() for a in run(collect(Dispatch(rows_of(2), slowly, settings(2))))}
+
+    assert list(records[0]) == ["reward", "_ng_task_index", "_ng_rollout_index", "agent_ref", "_ng_timing"]
+    timing = records[0]["_ng_timing"]
+    assert timing == {"started_at": ANY, "duration_s": ANY, "calls": [], "calls_left_out": 3}
+    assert 0.05 <= timing["duration_s"] < 600
+    assert abs(datetime.fromisoformat(timing["started_at"]).timestamp() - time.time()) < 3600
+    assert records[1] == {"reward": 1.0, "_ng_failure_class": "mine"}  # a failure has times of its own, or none
 
 
 def test_attempts_come_in_the_order_in_which_they_end() -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from nemo_gym.collect.dispatch import GRACE_S, Dispatch
+from nemo_gym.collect.failures import Attempt, RetryPauses
+from nemo_gym.collect.stopping import StopKind
 from nemo_gym.http.errors import ServerResponseError
-from nemo_gym.rollouts.attempt import Attempt
-from nemo_gym.rollouts.dispatch import GRACE_S, Dispatch
-from nemo_gym.rollouts.failures import RetryPauses
-from nemo_gym.rollouts.record import Row
-from nemo_gym.rollouts.stop_rules import StopKind
+from nemo_gym.runs.record import Row
 from tests.rollouts.dispatch_fakes import (
     Agent,
     collect,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rollouts.examples import run_examples
-from nemo_gym.rollouts.record import Result, Row
+from nemo_gym.collect.examples import run_examples
+from nemo_gym.runs.record import Result, Row
 
 
 def rows_of(count: int) -> list[Row]:

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.rollouts.export import ExportSummary, export_rollouts
-from nemo_gym.rollouts.record import RolloutKey
-from nemo_gym.schemas.export_config import ExportConfig
+from nemo_gym.runs.export import ExportSummary, export_rollouts
+from nemo_gym.runs.record import RolloutKey
+from nemo_gym.schemas.cli_config import ExportConfig
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": True}
 
@@ -122,6 +122,8 @@ def test_examples_come_in_task_order_and_lead_back_to_their_lines(tmp_path: Path
         ({"max_per_task": 1}, [(0, 1), (1, 0), (2, 0)]),
         ({"filter": "mean > 0", "min_reward": 1, "max_per_task": 1}, [(0, 1), (1, 0)]),
         ({"filter": "mean > 5"}, []),
+        ({"filter": "mean > 0 and agent_ref.name == 'math_agent'"}, []),
+        ({"filter": "agent_ref.name != null and num_rollouts in [1, 2]"}, [(1, 0), (1, 1), (2, 0)]),
     ],
 )
 def test_tasks_and_rollouts_can_be_chosen(

@@ -1,5 +1,5 @@
-from nemo_gym.rollouts.failure_table import FailureTable
-from nemo_gym.rollouts.record import Result, Row
+from nemo_gym.collect.failures import FailureTable
+from nemo_gym.runs.record import Result, Row
 
 
 def row_of(task: int) -> Row:

@@ -1,7 +1,10 @@
 """Real servers, one behind the other, that fail in every way there is a class for."""
 
 import asyncio
+import logging
+import math
 import pickle
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,22 +18,23 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from omegaconf import OmegaConf
 from yarl import URL
 
-from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import ServerRefNotFoundError
-from nemo_gym.http.errors import ServerResponseError
-from nemo_gym.http.request import get_response_json, raise_for_status
-from nemo_gym.http.server_client import ServerClient
-from nemo_gym.http.session import use_client_settings
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.rollouts.failures import (
+from nemo_gym.collect.failures import (
     RetryPauses,
     failure_of,
-    invalid_answer,
+    fault_in,
     request_debug_summary,
     rollout_name,
     rollout_timed_out,
 )
-from nemo_gym.rollouts.record import Failure, FailureClass
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.errors import ServerRefNotFoundError
+from nemo_gym.http.client import ServerClient
+from nemo_gym.http.errors import ServerResponseError
+from nemo_gym.http.request import get_response_json, raise_for_status
+from nemo_gym.http.session import use_client_settings
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.log import LOGGER_NAME, setup_logging
+from nemo_gym.runs.record import Failure, FailureClass
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 
@@ -155,7 +159,6 @@ def _impatient() -> Any:
         (404, "The model `x` does not exist.", FailureClass.MODEL_NOT_FOUND),
         (404, "Not Found", FailureClass.MODEL_NOT_FOUND),
         (400, "invalid model name: x", FailureClass.MODEL_NOT_FOUND),
-        (400, "This model's maximum context length is 4096 tokens", FailureClass.HTTP_4XX),
         (408, "", FailureClass.TIMEOUT),
         (422, "temperature must be a number", FailureClass.HTTP_4XX),
         (429, "slow down", FailureClass.RATE_LIMITED),
@@ -283,10 +286,40 @@ def test_a_row_for_an_agent_nobody_configured_is_a_connect_failure() -> None:
 
 @pytest.mark.parametrize("answer", [None, [1, 2], "text", 3])
 def test_an_answer_that_is_no_object_is_an_invalid_response(answer: object) -> None:
-    failure = invalid_answer(answer, "agent")
+    failure = fault_in(answer, "agent")
 
+    assert failure is not None
     assert failure.failure_class is FailureClass.INVALID_RESPONSE
     assert failure.server == "agent"
+
+
+@pytest.mark.parametrize(
+    "reward", [math.nan, math.inf, -math.inf, None, "NaN", "1.0", [1.0], {"value": 1.0}, 10**400, [math.nan]]
+)
+def test_a_reward_that_is_no_finite_number_is_an_invalid_reward(reward: object) -> None:
+    failure = fault_in({"reward": reward}, "agent")
+
+    assert failure is not None
+    assert failure.failure_class is FailureClass.INVALID_REWARD
+    assert not failure.failure_class.is_infrastructure
+    assert "no finite number" in failure.message
+    assert len(failure.message) < 600
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"reward": 0},
+        {"reward": -1.5},
+        {"reward": True},
+        {"reward": 1e308},
+        {"without": "any"},
+        {"reward": None, "_ng_failure_class": "of_its_own"},
+        {"reward": None, "_ng_no_persist": True},
+    ],
+)
+def test_an_answer_that_scores_or_reports_a_failure_itself_is_sound(answer: dict[str, Any]) -> None:
+    assert fault_in(answer, "agent") is None
 
 
 def test_a_plain_aiohttp_error_is_classified_by_its_status() -> None:
@@ -300,7 +333,9 @@ def test_a_plain_aiohttp_error_is_classified_by_its_status() -> None:
 
 def test_messages_are_cut_to_two_thousand_characters() -> None:
     assert len(failure_of(ValueError("x" * 10_000), "agent").message) == 2_000
-    assert len(invalid_answer("x" * 10_000, "agent").message) == 2_000
+    invalid = fault_in("x" * 10_000, "agent")
+    assert invalid is not None
+    assert len(invalid.message) == 2_000
 
 
 def test_a_long_answer_is_quoted_beyond_the_usual_excerpt() -> None:
@@ -347,3 +382,42 @@ def test_failures_survive_pickling() -> None:
     failure = failure_of(ServerRefNotFoundError("no server is called x"), "x")
 
     assert pickle.loads(pickle.dumps(failure)) == failure
+
+
+def test_a_refusal_behind_two_servers_is_one_line_in_the_endpoints_own_words() -> None:
+    body = '{"error": {"message": "Incorrect \\"key\\": 键", "type": "invalid_request_error"}}'
+
+    failure = asyncio.run(failure_behind_model(401, body))
+
+    assert re.fullmatch(
+        r"The model endpoint http://127\.0\.0\.1:\d+/v1/responses refused the API key \(status 401\): "
+        r'Incorrect "key": 键; correct policy_api_key \(openai_api_key of policy\)',
+        failure.message,
+    )
+    assert (failure.server, failure.status) == ("policy", 401)
+
+
+def test_an_exception_is_one_line_for_the_collector_and_one_traceback_in_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def run() -> Any:
+        raise ValueError("out of order")
+
+    async def twice() -> list[Failure]:
+        async with listening(agent_that(run)) as port:
+            return [await failure_at(client_of(agent=port)) for _ in range(2)]
+
+    package = logging.getLogger(LOGGER_NAME)
+    handlers, level = list(package.handlers), package.level
+    setup_logging()
+    try:
+        failures = asyncio.run(twice())
+    finally:
+        package.handlers[:], package.level = handlers, level
+
+    assert failures[0] == failures[1]
+    assert re.fullmatch(
+        r"/run raised ValueError: out of order, rollouts/test_failures\.py line \d+; its log has the traceback",
+        failures[0].message,
+    )
+    assert capsys.readouterr().err.count("Traceback") == 1

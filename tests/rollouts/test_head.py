@@ -3,10 +3,10 @@
 import pytest
 from omegaconf import OmegaConf
 
+from nemo_gym.collect.run_servers import announce_head, facts_about, replicas_of, require_agents
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
-from nemo_gym.http.server_client import ServerClient
-from nemo_gym.rollouts.head import announce_head, facts_about, replicas_of, require_agents
+from nemo_gym.http.client import ServerClient
 
 CONFIG = {
     "policy_model_name": "a-model",

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.http.session import get_global_aiohttp_client
-from nemo_gym.rollouts.config import Concurrency, RolloutCollectionConfig
-from nemo_gym.rollouts.limits import (
+from nemo_gym.collect.admission import (
     MAX_CONNECTIONS,
-    Trial,
     WaitingRows,
     connections_needed,
-    describe,
     prepare_connections,
+    warn_of_lower_caps,
 )
-from nemo_gym.rollouts.record import Row
+from nemo_gym.collect.failures import PendingAttempt
+from nemo_gym.http.session import get_global_aiohttp_client
+from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig, describe
+from nemo_gym.runs.record import Row
 
 
 def row_of(task: int, agent: str) -> Row:
@@ -152,7 +152,7 @@ def test_a_row_without_an_agent_is_still_handed_out() -> None:
 
 
 def test_the_next_attempt_counts_those_before() -> None:
-    trial = Trial({**row_of(0, "a"), "_ng_attempt_index": 4}, "a")
+    trial = PendingAttempt({**row_of(0, "a"), "_ng_attempt_index": 4}, "a")
 
     assert trial.next().row["_ng_attempt_index"] == 5
     assert trial.next().next().number == 3
@@ -221,6 +221,30 @@ def test_more_rollouts_than_open_files_are_cut_down_with_a_word_about_the_limit(
     assert "this process may have only 2000 files open" in warning
     assert f": {fitting.total} fit" in warning
     assert "`ulimit -Hn`, here 4000" in warning
+
+
+CAPS_OF_SERVERS = {
+    "global_aiohttp_connector_limit_per_host": 512,
+    "global_aiohttp_connector_limit": 0,
+    "policy_model": {"responses_api_models": {"openai_model": {"max_concurrent_requests": 64}}},
+    "judge": {"resources_servers": {"equivalence_llm_judge": {"judge_endpoint_max_concurrency": 5_000}}},
+}
+
+
+def test_limits_of_the_servers_below_what_was_asked_for_are_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (2_000, 8_000))
+
+    warn_of_lower_caps(CAPS_OF_SERVERS, Concurrency(total=4_096), {"a": 10_000})
+    warn_of_lower_caps(CAPS_OF_SERVERS, Concurrency(total=4_096), {"a": 50})
+
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "Up to 4096 rollouts in parallel" in warning
+    assert "global_aiohttp_connector_limit_per_host=512" in warning
+    assert "policy_model.responses_api_models.openai_model.max_concurrent_requests=64" in warning
+    assert "the 8000 files" in warning
+    assert "judge" not in warning
 
 
 def test_changed_caps_of_agents_hold_for_the_rows_set_aside() -> None:

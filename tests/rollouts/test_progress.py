@@ -18,9 +18,9 @@ from typing import Any, TextIO
 
 import pytest
 
+from nemo_gym.collect.progress import Progress
 from nemo_gym.log import LOGGER_NAME
-from nemo_gym.rollouts.progress import Progress
-from nemo_gym.rollouts.record import Outcome, Row
+from nemo_gym.runs.record import Outcome, Row
 
 
 class Clock:
@@ -232,7 +232,7 @@ def test_a_file_gets_a_line_only_now_and_then() -> None:
 
 
 def test_time_passes_on_the_screen_while_nothing_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_gym.rollouts.progress._TICK_S", 0.01)
+    monkeypatch.setattr("nemo_gym.collect.progress._TICK_S", 0.01)
     clock = Clock()
     progress, stream = shown_in_file(10, clock=clock)
 
@@ -345,7 +345,7 @@ def test_a_terminal_without_a_size_gets_lines() -> None:
 
 def test_lines_go_to_stderr_and_nothing_to_stdout(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
-    script.write_text("from nemo_gym.rollouts.progress import Progress\nwith Progress(3): pass\n")
+    script.write_text("from nemo_gym.collect.progress import Progress\nwith Progress(3): pass\n")
 
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
 
@@ -354,6 +354,6 @@ def test_lines_go_to_stderr_and_nothing_to_stdout(tmp_path: Path) -> None:
 
 
 def test_importing_loads_no_tqdm() -> None:
-    probe = "import nemo_gym.rollouts.progress, sys; print('tqdm' in sys.modules)"
+    probe = "import nemo_gym.collect.progress, sys; print('tqdm' in sys.modules)"
 
     assert subprocess.check_output([sys.executable, "-c", probe], text=True).strip() == "False"

@@ -1,3 +1,4 @@
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -6,11 +7,10 @@ from typing import Any
 import pytest
 
 from nemo_gym.errors import ConfigPathNotFoundError
-from nemo_gym.rollouts.changes import RunChangedError
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.manifest import RunFacts
-from nemo_gym.rollouts.record import Result, RolloutKey, Row
-from nemo_gym.rollouts.run import open_run
+from nemo_gym.runs.manifest import RunChangedError, RunFacts
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.record import Result, RolloutKey, Row
+from nemo_gym.runs.run import open_run
 
 KeyAndAttempt = tuple[Any, int, int | None]
 
@@ -73,10 +73,6 @@ def _files() -> list[str]:
             {"responses_create_params": {"temperature": 0.9, "top_p": 1}},
             "responses_create_params.temperature: was 0.2, now 0.9",
         ),
-        ({"limit": 3}, {"limit": 2}, "limit: was 3, now 2"),
-        ({}, {"limit": 2}, "limit: was not set, now 2"),
-        ({"num_repeats": 3}, {"num_repeats": 2}, "num_repeats: was 3, now 2"),
-        ({"num_repeats": 2}, {"num_repeats": {"a": 1}}, "num_repeats: was 2, now {'a': 1}"),
         ({}, {"num_repeats_add_seed": True}, "num_repeats_add_seed: was False, now True"),
         ({}, {"agent_name": "b"}, "agent_name: was not set, now b"),
         ({}, {"prompt_config": "p.yaml"}, "prompt_config: was not set, now"),
@@ -144,8 +140,77 @@ def test_more_repeats_extend_a_run(caplog: pytest.LogCaptureFixture) -> None:
     assert "Extending the run: num_repeats: was 1, now 3" in caplog.text
     assert _manifest()["agents"] == {"a": {"tasks": 2, "rollouts": 6}}
     assert sorted(_keys()) == _keys("out_materialized_inputs.jsonl")
-    with pytest.raises(RunChangedError, match="num_repeats: was 3, now 1"):
-        _collect(_config(resume_from_cache=True))
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said", "asked"),
+    [
+        ({"limit": 3}, {"limit": 2}, "limit: was 3, now 2", [(0, 0), (1, 0)]),
+        ({}, {"limit": 2}, "limit: was not set, now 2", [(0, 0), (1, 0)]),
+        ({"num_repeats": 3, "limit": 1}, {"num_repeats": 2}, "num_repeats: was 3, now 2", [(0, 0), (0, 1)]),
+        ({"num_repeats": 2, "limit": 1}, {"num_repeats": {"a": 1}}, "num_repeats: was 2, now {'a': 1}", [(0, 0)]),
+    ],
+)
+def test_asking_for_less_keeps_what_there_is(
+    caplog: pytest.LogCaptureFixture,
+    was: dict[str, Any],
+    now: dict[str, Any],
+    said: str,
+    asked: list[tuple[int, int]],
+) -> None:
+    _input(_rows(4))
+    _collect(_config(**was))
+    before = _keys()
+    assert _collect(_config(resume_from_cache=True, **was | now)) == []
+    assert f"Asking for other rollouts than before: {said}" in caplog.text
+    assert f"{len(before) - len(asked)} rollouts are no longer asked for" in caplog.text
+    assert (_keys(), _keys("out_materialized_inputs.jsonl")) == (before, asked)
+    assert _manifest()["counts"] == {
+        "expected": len(asked),
+        "success": len(asked),
+        "failed_attempts": 0,
+        "discarded_attempts": 0,
+        "missing": 0,
+    }
+    assert _collect(_config(resume_from_cache=True, **was)) == []
+    assert sorted(_keys("out_materialized_inputs.jsonl")) == sorted(before)
+    history = [(entry["rollouts"], entry["added"], entry["dropped"]) for entry in _manifest()["history"]]
+    gone = len(before) - len(asked)
+    assert history == [(len(before), 0, 0), (len(asked), 0, gone), (len(before), gone, 0)]
+
+
+def _packed(name: str, count: int, level: int) -> None:
+    """So many rows in a file of that kind, packed as it may be packed another time."""
+    if name.endswith(".gz"):
+        Path(name).write_bytes(gzip.compress(_rows(count).encode(), level))
+    elif name.endswith(".csv"):
+        Path(name).write_text("prompt,n\n" + "".join(f"q{n},{n}\n" for n in range(count)))
+    else:
+        Path(name).write_text(_rows(count).removesuffix("\n") + "\n" * (level % 2))
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.csv"])
+def test_an_input_that_only_got_longer_extends_a_run_whatever_it_is_packed_in(
+    caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    given = {"input_jsonl_fpath": name, "agent_name": "a"}
+    _packed(name, 2, 2)
+    _collect(_config(**given))
+    _packed(name, 4, 9)
+    assert _collect(_config(resume_from_cache=True, **given)) == [(2, 0, None), (3, 0, None)]
+    assert f"Extending the run: input: was {Path(name).resolve()}" in caplog.text
+    _packed(name, 3, 9)
+    with pytest.raises(RunChangedError, match="input: was"):
+        _collect(_config(resume_from_cache=True, **given))
+
+
+def test_a_row_that_goes_on_where_the_input_ended_is_another_row() -> None:
+    Path("in.csv").write_text("prompt\nfirst\nsecond")
+    given = {"input_jsonl_fpath": "in.csv", "agent_name": "a"}
+    _collect(_config(**given))
+    Path("in.csv").write_text("prompt\nfirst\nsecond half\nthird\n")
+    with pytest.raises(RunChangedError, match="input: was"):
+        _collect(_config(resume_from_cache=True, **given))
 
 
 def test_a_larger_limit_extends_a_run_without_renumbering_it() -> None:

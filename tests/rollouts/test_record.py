@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rollouts.record import (
+from nemo_gym.runs.record import (
     Failure,
     FailureClass,
     Outcome,
@@ -95,7 +95,7 @@ def test_the_agent_of_a_record(record: dict[str, Any], name: str | None) -> None
 
 def test_infrastructure_failures_do_not_count_as_attempts() -> None:
     excused = {failure_class.value for failure_class in FailureClass if failure_class.is_infrastructure}
-    assert excused == {"connect", "timeout", "rate_limited", "server_gone"}
+    assert excused == {"connect", "timeout", "rate_limited", "server_gone", "cancelled", "straggler"}
 
 
 def test_a_wrong_key_or_model_dooms_its_agent() -> None:
@@ -115,8 +115,12 @@ def test_every_failure_class_of_the_sidecar_exists() -> None:
         "http_4xx",
         "agent_error",
         "invalid_response",
+        "invalid_reward",
         "server_gone",
         "judge_failed",
+        "cancelled",
+        "not_recorded",
+        "straggler",
     }
 
 

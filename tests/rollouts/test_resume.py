@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rollouts.paths import RolloutPaths
-from nemo_gym.rollouts.record import RolloutKey
-from nemo_gym.rollouts.resume import Plan, load_from_cache, plan_resumed, read_gate
+from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.record import RolloutKey
+from nemo_gym.runs.resume import Plan, load_from_cache, plan_resumed, read_gate
 
 
 @pytest.fixture

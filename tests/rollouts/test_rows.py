@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.rows import InputRows, Repeats, materialized, preprocess
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.rows import InputRows, Repeats, materialized, preprocess
 
 Expand = Callable[..., list[str]]
 

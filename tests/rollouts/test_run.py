@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.manifest import RunFacts
-from nemo_gym.rollouts.record import Result, RolloutKey, Row
-from nemo_gym.rollouts.rows import materialized
-from nemo_gym.rollouts.run import check_input, open_run
+from nemo_gym.runs.manifest import RunFacts
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.record import Result, RolloutKey, Row
+from nemo_gym.runs.rows import materialized
+from nemo_gym.runs.run import check_input, open_run
 
 FOUR_CASES = """\
 {"agent_ref": {"name": "alpha"}, "responses_create_params": {"input": "good"}, "case": "good"}
@@ -250,8 +250,8 @@ def test_the_end_is_recorded_even_when_the_run_fails() -> None:
 
 COLLECT = """
 import sys
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.run import check_input, open_run
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.run import check_input, open_run
 
 config = RolloutCollectionConfig(
     input_jsonl_fpath="in.jsonl", output_jsonl_fpath="out.jsonl", num_repeats=20, resume_from_cache=True
@@ -314,7 +314,7 @@ def test_the_rows_of_a_run_to_resume_are_on_disk() -> None:
 
 def test_reading_and_writing_a_run_needs_nothing_of_a_server() -> None:
     probe = (
-        "import sys, nemo_gym.rollouts.run, nemo_gym.prompt; "
+        "import sys, nemo_gym.runs.run, nemo_gym.prompt; "
         "print(sorted({'fastapi', 'uvicorn', 'ray', 'wandb', 'aiohttp', 'numpy', 'omegaconf'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", probe], text=True) == "[]\n"

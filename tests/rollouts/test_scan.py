@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.rows import InputRows, preprocess
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.rows import InputRows, preprocess
 
 ROW = '{"responses_create_params": {"input": "q"}, "agent_ref": {"name": "a"}}'
 AGENTLESS = '{"responses_create_params": {"input": "q"}}'
@@ -149,9 +149,45 @@ def test_a_missing_input_says_where_it_was_looked_for(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigPathNotFoundError) as caught:
         _missing("none.jsonl")
-    assert "'none.jsonl'" in str(caught.value)
+    assert "+input_jsonl_fpath=none.jsonl" in str(caught.value)
     assert str(tmp_path / "none.jsonl") in str(caught.value)
-    assert "--input" in str(caught.value)
+    assert "--" not in str(caught.value).replace(str(tmp_path), "")
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("rosw.jsonl", "rows.jsonl"),
+        ("rows.json", "rows.jsonl"),
+        ("dta/train/t.jsonl", "data/train/t.jsonl"),
+        ("data/rows.jsonl", "rows.jsonl"),
+        ("train/t.jsonl", "data/t.jsonl"),
+        ("./data/trian/t.jsonl", "data/train/t.jsonl"),
+        ("{tmp}/rosw.jsonl", "{tmp}/rows.jsonl"),
+    ],
+)
+def test_a_missing_input_comes_with_the_file_that_was_probably_meant(
+    given: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "data/train/t.jsonl", "data/t.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(ROW)
+    with pytest.raises(ConfigPathNotFoundError, match="there is no such file; did you mean ") as caught:
+        _missing(given.format(tmp=tmp_path))
+    assert f"did you mean {meant.format(tmp=tmp_path)!r}?" in str(caught.value)
+
+
+def test_a_folder_as_input_is_answered_with_the_files_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.csv", "a.jsonl", "notes.txt"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=r"=\. is a folder; name a file in it: a\.jsonl, b\.csv$"):
+        _missing(".")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"=empty is a folder; name a file$"):
+        _missing("empty")
 
 
 def test_the_prompt_is_loaded_before_the_input_is_looked_for(tmp_path: Path) -> None:
@@ -159,9 +195,9 @@ def test_the_prompt_is_loaded_before_the_input_is_looked_for(tmp_path: Path) -> 
         _missing("none.jsonl", prompt_config=str(tmp_path / "none.yaml"))
 
 
-def test_an_input_that_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+def test_an_input_that_cannot_be_read_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="regular file"):
-        _missing(str(tmp_path))
+        _missing("/dev/null")
 
 
 def test_a_relative_input_is_looked_for_in_the_current_folder_first(
@@ -189,7 +225,7 @@ def test_the_options_that_shape_the_rows_are_announced_without_their_secrets(
         responses_create_params={"temperature": 0.25, "metadata": {"api_key": "s3cret"}},
     )
     preprocess(config)
-    for words in ("first 5 rows", "extra_body", "my_agent", "0.25", "aabbcc", "p.yaml"):
+    for words in ("first 5 rows", "extra_body", "0.25", "p.yaml"):
         assert words in caplog.text
     assert "s3cret" not in caplog.text
     preprocess(config.model_copy(update={"num_repeats": {"my_agent": 2}}))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rollouts.manifest import Expected, FileFingerprint, RunManifest
-from nemo_gym.rollouts.shard_configs import DifferentConfigsError, check_configs
+from nemo_gym.combine.shards import DifferentConfigsError, check_configs
+from nemo_gym.runs.manifest import Expected, FileFingerprint, RunManifest
 
 A, B = Path("a.jsonl"), Path("b.jsonl")
 
@@ -21,11 +21,14 @@ def servers(port: int = 1, *, max_steps: int = 3, url: str = "http://a/v1", judg
         "port": port,
         "max_steps": max_steps,
         "resources_server": {"type": "resources_servers", "name": "env"},
+        "model_server": {"type": "responses_api_models", "name": "model"},
         "datasets": [{"jsonl_fpath": f"slice-{port}.jsonl"}],
     }
+    pace = {"requests_per_minute": port * 60, "max_concurrent_requests": port}
     return {
         "agent": {"responses_api_agents": {"simple_agent": agent}},
         "env": {"resources_servers": {"env": {"judge_base_url": url, "judge": judge, "port": port + 1}}},
+        "model": {"responses_api_models": {"openai_model": pace}},
         "unrelated": {"resources_servers": {"other": {"port": port, "setting": port}}},
     }
 
@@ -56,7 +59,7 @@ def test_what_shapes_rollouts_must_be_the_same(one: RunManifest, other: RunManif
         (manifest("alpha", models=["m-1"]), manifest("beta", models=["m-2"])),
     ],
 )
-def test_addresses_inputs_and_shards_of_other_agents_may_differ(one: RunManifest, other: RunManifest) -> None:
+def test_addresses_paces_inputs_and_shards_of_other_agents_may_differ(one: RunManifest, other: RunManifest) -> None:
     assert check_configs({A: one, B: other}, allow_changed=False) == []
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.rollouts.manifest import Expected, RunManifest
-from nemo_gym.rollouts.paths import RolloutPaths
-from nemo_gym.rollouts.shard_expectations import Expectations, find_expectations
-from nemo_gym.rollouts.shard_index import ShardIndex
+from nemo_gym.combine.expectations import Expectations, find_expectations
+from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.index import RecordIndex
+from nemo_gym.runs.manifest import Expected, RunManifest
 
 
 def row(task: Any, rollout: int, agent: str = "alpha") -> dict[str, Any]:
@@ -22,7 +22,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 def expectations(
     *shards: Path, manifests: dict[Path, RunManifest] | None = None, without: list[RolloutPaths] | None = None
 ) -> Expectations:
-    index = ShardIndex(shards)
+    index = RecordIndex(shards)
     index.read()
     return find_expectations(index, index.in_key_order(), manifests or {}, without or [])
 

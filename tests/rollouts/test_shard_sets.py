@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from nemo_gym.combine.aggregation import AggregationSummary, RolloutAggregationHelper
+from nemo_gym.combine.metrics import Hooks
+from nemo_gym.combine.shards import ShardSetError
 from nemo_gym.errors import ConfigError
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
-from nemo_gym.rollouts.aggregation import RolloutAggregationHelper
-from nemo_gym.rollouts.aggregation_summary import AggregationSummary
-from nemo_gym.rollouts.config import RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.rollouts.metrics_source import Hooks
-from nemo_gym.rollouts.record import Result
-from nemo_gym.rollouts.run import open_run
-from nemo_gym.rollouts.shard_sets import ShardSetError
+from nemo_gym.runs.options import RolloutAggregationConfig, RolloutCollectionConfig
+from nemo_gym.runs.record import Result
+from nemo_gym.runs.run import open_run
 
 TASKS = 7
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutCollectionConfig
-from nemo_gym.rollouts.manifest import read_manifest
-from nemo_gym.rollouts.rows import preprocess
-from nemo_gym.rollouts.run import open_run
-from nemo_gym.rollouts.sharding import Shard
+from nemo_gym.runs.manifest import read_manifest
+from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
+from nemo_gym.runs.options.sharding import Shard
+from nemo_gym.runs.rows import preprocess
+from nemo_gym.runs.run import open_run
 
 
 def config(**options: Any) -> RolloutCollectionConfig:

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_gym.combine.shards import ShardFiles, _expand_input_glob, find_shards
 from nemo_gym.errors import ConfigError
-from nemo_gym.rollouts.config import RolloutAggregationConfig
-from nemo_gym.rollouts.shards import ShardFiles, _expand_input_glob, find_shards
+from nemo_gym.runs.options import RolloutAggregationConfig
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -36,7 +36,7 @@ def test_patterns_expand_in_their_order_sorted_within_each_and_without_repetitio
 ) -> None:
     touch(tmp_path, "r-c1.jsonl", "r-c0_materialized_inputs.jsonl", "r-c0_failures.jsonl", "r-c0.jsonl")
 
-    assert [path.stem for path in _expand_input_glob(input_glob)] == expected
+    assert _expand_input_glob(input_glob) == [f"{stem}.jsonl" for stem in expected]
 
 
 def test_a_name_with_brackets_in_it_is_found(tmp_path: Path) -> None:
@@ -54,6 +54,7 @@ def test_what_lies_beside_shards_is_no_shard(tmp_path: Path) -> None:
         "r_manifest.json",
         "r_aggregate_metrics.json",
         "r_reward_profiling.jsonl",
+        "r_selected.jsonl",
         "r_agent_metrics.json",
         "r_reward_profile.html",
         "r.lock",
@@ -65,7 +66,7 @@ def test_what_lies_beside_shards_is_no_shard(tmp_path: Path) -> None:
     files = found("r*")
 
     assert names(files.shards) == ["r.jsonl"]
-    assert len(files.excluded) == 11
+    assert len(files.excluded) == 12
     assert dict(files.excluded)[Path("r.previous")] == "it is not a file"
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.rollouts.signals import stopping_on_signals
+from nemo_gym.runtime import stopping_on_signals
 
 PROGRAM = """
 import asyncio, logging, sys
-from nemo_gym.rollouts.config import Concurrency
-from nemo_gym.rollouts.dispatch import Dispatch, DispatchSettings
-from nemo_gym.rollouts.signals import stopping_on_signals
+from nemo_gym.runs.options import Concurrency
+from nemo_gym.collect.dispatch import Dispatch, DispatchSettings
+from nemo_gym.runtime import stopping_on_signals
 
 logging.basicConfig()
 attempts = None

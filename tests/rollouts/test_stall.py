@@ -7,11 +7,11 @@ import pytest
 from aiohttp import web
 from omegaconf import OmegaConf
 
+from nemo_gym.collect.stopping import health_probe
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.server_client import ServerClient
+from nemo_gym.http.client import ServerClient
 from nemo_gym.http.session import use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.rollouts.stall import health_probe
 
 
 def client_for(port: int) -> ServerClient:

@@ -1,5 +1,6 @@
-from nemo_gym.rollouts.record import Outcome, RolloutKey
-from nemo_gym.rollouts.stop_rules import Stop, StopKind, StopRules, Verdict
+from nemo_gym.collect.failures import Verdict
+from nemo_gym.collect.stopping import Stop, StopKind, StopRules
+from nemo_gym.runs.record import Outcome, RolloutKey
 
 
 def failed(task: int, failure_class: str = "agent_error", *, agent: str = "a", is_final: bool = True) -> Verdict:
@@ -55,6 +56,32 @@ def test_other_failures_never_end_the_run_by_themselves() -> None:
     rules = StopRules()
 
     assert [rules.after(failed(task, "http_4xx")) for task in range(1_000)] == [None] * 1_000
+
+
+def refused(cause: str = "no", order: int = 0) -> Verdict:
+    return failed(0, "http_4xx")._replace(cause=cause, order=order)
+
+
+def test_five_refusals_for_one_reason_end_a_run_in_which_nothing_has_succeeded() -> None:
+    rules = StopRules()
+
+    stops = [rules.after(refused(cause)) for cause in ["no", "never", "no", "no", "no", "no"]]
+
+    assert [kind(stop) for stop in stops] == [None] * 5 + [StopKind.HOPELESS]
+
+
+def test_refusals_end_no_run_in_which_something_succeeded_now_or_before() -> None:
+    before, now = StopRules(has_succeeded=True), StopRules()
+    now.after(succeeded("another agent"))
+
+    assert [rules.after(refused()) for rules in (before, now) for _ in range(100)] == [None] * 200
+
+
+def test_refusals_wait_for_what_was_started_before_them() -> None:
+    rules = StopRules()
+
+    assert [rules.after(refused(order=n), oldest=0) for n in range(1, 10)] == [None] * 9
+    assert kind(rules.after(refused(order=10), oldest=6)) is StopKind.HOPELESS
 
 
 def test_failure_classes_of_agents_may_be_anything() -> None:

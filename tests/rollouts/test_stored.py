@@ -4,9 +4,19 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
-from nemo_gym.rollouts.paths import RolloutPaths
-from nemo_gym.rollouts.stored import StoredRollouts, stored_by_agent
+import orjson
+import pytest
+from fastapi.testclient import TestClient
+
+from nemo_gym.jsonl import to_line
+from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.index import StoredRollouts, sendable, stored_by_agent
+from nemo_gym.runs.store import FileChangedError
+from nemo_gym.schemas.metrics import AggregateMetricsRequest
+from nemo_gym.server_utils import ServerClient
+from resources_servers.string_match.app import StringMatchResourcesServer, StringMatchResourcesServerConfig
 
 PATHS = RolloutPaths(Path("out.jsonl"))
 
@@ -84,3 +94,64 @@ def test_rollouts_of_no_row_and_of_no_agent_are_left_out() -> None:
     (stored,) = stored_by_agent(PATHS, 1).values()
 
     assert [it["_ng_task_index"] for it in stored] == [0]
+
+
+def _deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("odd", [None, "\ud83d", float("nan"), 10**30])
+@pytest.mark.parametrize("levels", [1, 99, 150, 199, 253, 900, 1_000, 3_000])
+def test_what_is_sent_is_taken_by_every_parser_however_deeply_it_is_nested(levels: int, odd: object) -> None:
+    sent = sendable(record(3, detail=_deep(levels), odd=odd))
+    for parsed in (
+        orjson.loads(sent),
+        json.loads(sent),
+        AggregateMetricsRequest.model_validate_json(b'{"verify_responses":[' + sent + b"]}").verify_responses[0],
+    ):
+        assert (parsed["_ng_task_index"], parsed["reward"]) == (3, 1.0)
+        assert levels > 99 or parsed["detail"] == _deep(levels)
+
+
+def test_one_record_nested_deeply_costs_an_agent_none_of_its_metrics() -> None:
+    records = [record(0), record(1, detail=_deep(900)), record(2, detail={"many": [{"n": [n]} for n in range(500)]})]
+    PATHS.rollouts.write_bytes(b"".join(map(to_line, records)))
+    stored = stored_by_agent(PATHS, 3)["alpha"]
+    body = body_of(stored)
+    assert len(body) == stored.body_bytes
+    assert json.loads(body)["verify_responses"][2] == records[2]
+
+    answer = TestClient(_environment().complete_app()).post(
+        "/aggregate_metrics", content=body, headers={"Content-Type": "application/json"}
+    )
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["agent_metrics"]["mean/reward"] == 1.0
+    assert len(answer.json()["group_level_metrics"]) == 3
+
+
+def _environment() -> StringMatchResourcesServer:
+    block = {"name": "string_match", "host": "127.0.0.1", "port": 1, "entrypoint": "app.py", "domain": "other"}
+    config = StringMatchResourcesServerConfig.model_validate(block)
+    return StringMatchResourcesServer(config=config, server_client=MagicMock(spec=ServerClient))
+
+
+def test_a_file_that_holds_fewer_rollouts_than_were_finished_is_no_base_for_metrics() -> None:
+    write(PATHS.rollouts, record(0), record(1))
+    with PATHS.rollouts.open("ab") as file:
+        file.write(b"\x00\xff stray bytes\n[1]\n")
+    assert len(stored_by_agent(PATHS, 2)["alpha"]) == 2
+    with pytest.raises(FileChangedError, match=r"out\.jsonl holds 2 of the 3 finished rollouts"):
+        stored_by_agent(PATHS, 3)
+
+
+def test_indices_of_any_kind_have_their_place() -> None:
+    odd: list[Any] = [record(1), {**record(0), "_ng_task_index": "a"}, {**record(0), "_ng_task_index": 0.5}, record(0)]
+    write(PATHS.rollouts, *odd)
+
+    (stored,) = stored_by_agent(PATHS, 4).values()
+
+    assert [it["_ng_task_index"] for it in stored] == [0, 0.5, 1, "a"]

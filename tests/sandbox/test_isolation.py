@@ -1,6 +1,7 @@
 """What isolated code can and cannot do, with every combination of layers that amounts to a sandbox."""
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 
 from nemo_gym.sandbox.child import Limits
 from nemo_gym.sandbox.confine import LAYERS
-from nemo_gym.sandbox.process import IsolatedProcess, Outcome, Work
+from nemo_gym.sandbox.process import IsolatedProcess, Outcome, SandboxError, Work
+from nemo_gym.sandbox.zygote import MAX_THREADS
+from tests.sandbox.arena import isolated
 
 RUN_PYTHON = """
 def run(code):
@@ -190,6 +193,27 @@ while True:
     assert last_line(outcome) == "RuntimeError: can't start new thread"
 
 
+def test_threads_with_small_stacks_are_counted(run: Run) -> None:
+    code = """
+import threading, time
+threading.stack_size(65536)
+for _ in range(1500):
+    ending = threading.Thread(target=int)
+    ending.start()
+    ending.join()
+out = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        out += 1
+except RuntimeError:
+    pass
+"""
+    outcome = run(code, Limits(wall_s=60, cpu_s=30, memory_mb=1024))
+
+    assert (outcome.end, outcome.value) == ("done", MAX_THREADS)
+
+
 @pytest.mark.parametrize(
     "target", ["os.getppid()", "1", str(os.getpid()), "-1", "0"], ids=["parent", "init", "server", "all", "group"]
 )
@@ -200,10 +224,35 @@ def test_it_cannot_signal_others(run: Run, target: str) -> None:
     assert run("out = 'still here'").value == "still here"
 
 
+def test_it_asks_for_processors_in_vain_and_lives(run: Run) -> None:
+    outcome = run("import os\nos.sched_setaffinity(0, {0})")
+
+    assert (outcome.end, last_line(outcome)) == ("error", "PermissionError: [Errno 1] Operation not permitted")
+
+
+def test_no_signal_but_sigkill_ends_the_process_that_starts_children(run: Run, process: IsolatedProcess) -> None:
+    pids = [process._process.pid, *descendants(process._process.pid)]
+    before = run("import os\nout = os.getppid()").value
+
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        for pid in pids:
+            os.kill(pid, number)
+
+    assert run("import os\nout = os.getppid()").value == before
+    assert process._process.poll() is None
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in children.read_text().split()] if children.exists() else []
+
+
 def test_it_may_end_itself(run: Run) -> None:
     aborted = run("import os\nos.abort()")
     exited = run("import os\nprint('bye', flush=True)\nos._exit(3)")
+    nameless = run("import os\nos.kill(os.getpid(), 40)")
 
+    assert (nameless.end, nameless.detail) == ("killed", "signal 40")
     assert (aborted.end, aborted.detail) == ("killed", "SIGABRT")
     assert (exited.end, exited.detail, exited.stdout) == ("error", "exit code 3", "bye\n")
 
@@ -218,6 +267,26 @@ def test_files_are_bounded(run: Run) -> None:
     outcome = run("open('big', 'wb').write(bytes(10**7))")
 
     assert (outcome.end, last_line(outcome)) == ("error", "OSError: [Errno 27] File too large")
+
+
+@pytest.mark.parametrize(("layers", "end"), [("namespaces seccomp", "error"), ("landlock seccomp", "folder_limit")])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for n in range(1000): open(f'{n}', 'wb').write(bytes(10**6))",
+        "import os\nfor n in range(10_000): os.mkdir(f'{n}')",
+        "import os\nos.umask(0o444)\nos.mkdir('d')\nfor n in range(1000): open(f'd/{n}', 'wb').write(bytes(10**6))",
+    ],
+    ids=["bytes", "entries", "hidden"],
+)
+def test_its_folder_is_bounded(tmp_path: Path, layers: str, end: str, code: str) -> None:
+    with isolated(tmp_path, layers.split()) as process:
+        if process.problems:
+            pytest.skip(f"this system lacks a layer: {process.problems}")
+        outcome = process.call(code, LIMITS)
+
+        assert (outcome.end, process.is_clean) == (end, end != "folder_limit")
+        assert end == "folder_limit" or "No space left on device" in last_line(outcome)
 
 
 def test_output_is_bounded(run: Run) -> None:
@@ -252,6 +321,20 @@ for name, arguments in {
     assert answers == {name: [-1, 1] for name in answers}
 
 
+def test_work_that_cannot_be_begun_says_nothing_about_the_work(process: IsolatedProcess) -> None:
+    with pytest.raises(SandboxError, match=r"work could not be begun: \w+Error"):
+        process.call("out = 1", Limits(wall_s=10, cpu_s=10, file_mb=10**30))
+
+    assert process.call("out = 1", LIMITS).value == 1
+
+
+def test_an_earlier_program_leaves_later_ones_no_less_memory(run: Run) -> None:
+    much = "import mmap\nout = len(mmap.mmap(-1, 230 << 20))"
+    run("print('x' * (7 << 20))", stdin="y" * (30 << 20))
+
+    assert run(much).value == 230 << 20
+
+
 @pytest.fixture
 def another_process(tmp_path: Path) -> Iterator[IsolatedProcess]:
     """With whatever layers there are."""
@@ -275,3 +358,29 @@ def test_a_folder_that_cannot_be_tidied_up_spends_the_process(another_process: I
     another_process.call("import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')", LIMITS)
 
     assert not another_process.is_clean
+
+
+NO_QUESTIONS = "from nemo_gym.sandbox import seccomp\nseccomp._NEW_LISTENER = 1 << 20\n"
+
+
+@pytest.mark.parametrize(
+    ("work", "layers", "is_alone"),
+    [(NO_QUESTIONS, ["seccomp"], True), ("", [], False)],
+    ids=["older kernel", "no layer"],
+)
+def test_what_the_system_does_not_offer_is_done_without(
+    tmp_path: Path, work: str, layers: list[str], is_alone: bool
+) -> None:
+    (tmp_path / "run_python.py").write_text(work + RUN_PYTHON)
+    process = IsolatedProcess()
+    try:
+        process.isolate(Work("run_python", (tmp_path,)), layers)
+        threads = process.call(
+            "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\nout = 1", LIMITS
+        )
+        forked = process.call("import os\npid = os.fork()\nos._exit(0) if not pid else os.wait()", LIMITS)
+
+        assert (threads.end, threads.value, process.holds) == ("done", 1, False)
+        assert forked.end == ("error" if is_alone else "done")
+    finally:
+        process.close()

@@ -14,8 +14,7 @@ import pytest
 from nemo_gym.config_types import ConfigError
 from nemo_gym.sandbox.child import Limits
 from nemo_gym.sandbox.confine import LAYERS
-from nemo_gym.sandbox.pool import IsolatedPool, SandboxUnavailableError
-from nemo_gym.sandbox.process import IsolatedProcess, SandboxError, Work
+from nemo_gym.sandbox.process import IsolatedPool, IsolatedProcess, SandboxError, SandboxUnavailableError, Work
 
 WORK = """
 import os, time

@@ -180,11 +180,12 @@ def test_no_usages_add_up_to_nothing() -> None:
     assert (total.input_tokens, total.output_tokens, total.total_tokens) == (0, 0, 0)
 
 
-def test_an_unknown_detail_makes_the_sum_unknown() -> None:
+def test_a_detail_that_nobody_told_adds_nothing() -> None:
     total = accumulate_response_usage(usage(1, 2, None), usage(10, None, 30))
 
     assert total is not None
-    assert (total.input_tokens, total.input_tokens_details, total.output_tokens_details) == (11, None, None)
+    assert (total.input_tokens, total.input_tokens_details.cached_tokens) == (11, 2)
+    assert total.output_tokens_details.reasoning_tokens == 30
 
 
 def test_a_count_that_only_one_side_has_is_left_out_of_the_sum() -> None:

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import nemo_gym.openai_utils
-from nemo_gym.http import openai_client
+from nemo_gym.http import model_endpoint
 from nemo_gym.openai_utils import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
 
 
@@ -13,7 +13,7 @@ def test_the_facade_offers_what_it_lists() -> None:
 
 
 def test_the_client_and_its_constants_are_part_of_the_facade() -> None:
-    assert NeMoGymAsyncOpenAI is openai_client.NeMoGymAsyncOpenAI
+    assert NeMoGymAsyncOpenAI is model_endpoint.NeMoGymAsyncOpenAI
     assert RATE_LIMIT_ERROR_CODES == [429, 502, 503, 504, 520]
     assert {*RETRY_ERROR_CODES} == {*RATE_LIMIT_ERROR_CODES, 500}
 

@@ -75,7 +75,7 @@ items = st.one_of(
     objects({"type": one("function_call_output"), "call_id": text, "output": text | input_parts}, optional_call_fields),
     with_or_without_token_ids(
         {"type": one("reasoning"), "id": text, "summary": summaries},
-        {"content": st.none() | reasoning_texts, "encrypted_content": st.none() | text},
+        {"content": reasoning_texts, "encrypted_content": st.none() | text},
     ),
     objects(
         {"type": st.sampled_from(["mcp_list_tools", "web_search_call", "custom_tool_call"])}, {"tools": json_values}

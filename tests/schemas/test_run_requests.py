@@ -1,10 +1,11 @@
 import asyncio
 import json
+import pickle
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
@@ -20,7 +21,9 @@ from nemo_gym.schemas.run_requests import (
     BaseSeedSessionResponse,
     BaseVerifyRequest,
     BaseVerifyResponse,
+    undeclared_fields,
 )
+from nemo_gym.servers.routes import answers_with_row
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": [{"role": "user", "content": "hi"}]},
@@ -69,16 +72,15 @@ async def post(app: FastAPI, path: str, payload: Any) -> tuple[int, Any]:
 
 def test_a_verify_route_answers_with_the_whole_row_and_the_verdict() -> None:
     app = FastAPI()
-    app.post("/verify")(verify)
+    app.post("/verify")(answers_with_row(verify))
 
     status, answer = asyncio.run(post(app, "/verify", {**ROW, "response": RESPONSE}))
 
     assert status == 200
     assert answer["reward"] == 1.0
     assert answer["extracted_answer"] == "4"
-    assert {name: answer[name] for name in ROW if name != "responses_create_params"} == {
-        name: value for name, value in ROW.items() if name != "responses_create_params"
-    }
+    assert (answer["expected_answer"], answer["verifier_metadata"]) == ("4", {"level": 2})
+    assert "_ng_task_index" not in answer
     assert answer["response"]["tools"] == []
     assert answer["responses_create_params"]["parallel_tool_calls"] is True
 
@@ -108,15 +110,43 @@ def test_a_rollout_can_be_verified_again() -> None:
 def test_a_verdict_in_a_verify_response_is_kept() -> None:
     parts = {"format": 0.25, "answer": 0.5}
 
-    plain = BaseVerifyResponse.model_validate({**ROW, "response": RESPONSE, "reward": 0.75, "reward_components": parts})
-    multi = BaseMultiRewardVerifyResponse.model_validate(plain.model_dump())
+    rollout = {**ROW, "response": RESPONSE, "reward": 0.75, "reward_components": parts}
+    plain = BaseVerifyResponse.model_validate(rollout)
+    multi = BaseMultiRewardVerifyResponse.model_validate(rollout)
 
-    assert plain.model_dump()["reward_components"] == parts
+    assert plain.reward == 0.75
     assert (multi.reward, multi.reward_components) == (0.75, parts)
 
 
-def test_a_row_passes_through_unchanged() -> None:
-    assert BaseRunRequest.model_validate_json(json.dumps(ROW)).model_dump(exclude_unset=True) == ROW
+def test_a_type_shows_what_it_declares_and_no_more() -> None:
+    row = SumVerifyRequest.model_validate_json(json.dumps({**ROW, "response": RESPONSE}))
+
+    assert set(row.model_dump()) == set(dict(row)) == {"responses_create_params", "response", "expected_answer"}
+    assert (row.model_extra, hasattr(row, "verifier_metadata")) == ({}, False)
+    assert set(row.model_dump(exclude_unset=True)) == row.model_fields_set == set(row.model_dump())
+    assert undeclared_fields(row) == {"verifier_metadata": {"level": 2}}
+    assert undeclared_fields(pickle.loads(pickle.dumps(row.model_copy()))) == undeclared_fields(row)
+
+
+def test_a_type_that_allows_more_shows_the_row_unchanged() -> None:
+    class Open(BaseRunRequest):
+        model_config = ConfigDict(extra="allow")
+
+    assert Open.model_validate_json(json.dumps(ROW)).model_dump(exclude_unset=True) == ROW
+
+
+def test_a_type_that_allows_more_by_one_of_its_bases_does_so_in_any_order() -> None:
+    class OpenRun(BaseRunRequest):
+        model_config = ConfigDict(extra="allow")
+
+    class First(OpenRun, BaseVerifyRequest): ...
+
+    class Last(BaseVerifyRequest, OpenRun): ...
+
+    for kind in (First, Last):
+        row = kind.model_validate({**ROW, "response": RESPONSE, "reward": 0.0})
+        assert row.model_dump()["verifier_metadata"] == {"level": 2}
+        assert "reward" not in row.model_dump()
 
 
 def test_a_verify_response_without_reward_is_an_error_and_not_a_zero() -> None:

@@ -132,7 +132,7 @@ def test_what_a_handler_prints_carries_the_name_of_its_server(probe: Running) ->
 def test_a_tool_is_carried_out_to_the_end_when_its_caller_vanishes(probe: Running) -> None:
     host, port = probe.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as caller:
-        caller.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        caller.sendall(b"POST /slow HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
         wait_until(lambda: "tool began" in probe.marks.read_text())
     wait_until(lambda: "tool ended" in probe.marks.read_text())
 

@@ -16,11 +16,11 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.local import find_local_app, register_local_app
+from nemo_gym.http.transports.memory import find_local_app, register_local_app
 from nemo_gym.judge import JudgeError
 from nemo_gym.server_utils import ServerClient, get_response_json
 from nemo_gym.servers.direct import DirectLane
-from nemo_gym.servers.routes import reads_only
+from nemo_gym.servers.routes import never_waits, reads_only
 
 PORT = 1
 RESPONSE = {"id": "r", "created_at": 1, "model": "m", "object": "response", "output": []}
@@ -38,7 +38,7 @@ class MoreThanAsk(Ask):
 class Tools(SimpleResourcesServer):
     def setup_webserver(self) -> FastAPI:
         app = super().setup_webserver()
-        for endpoint in (self.read, self.change, self.mark, self.wait, self.vanish, self.remember):
+        for endpoint in (self.read, self.change, self.mark, self.wait, self.promise, self.vanish, self.remember):
             app.post(f"/{endpoint.__name__}")(endpoint)
         return app
 
@@ -50,6 +50,7 @@ class Tools(SimpleResourcesServer):
         body.words.append("changed")
         return body.words
 
+    @never_waits
     async def mark(self) -> str:
         marked.set("by the tool")
         return marked.get()
@@ -58,6 +59,12 @@ class Tools(SimpleResourcesServer):
         await asyncio.sleep(0.01)
         return "waited"
 
+    @never_waits
+    async def promise(self) -> str:
+        await asyncio.sleep(0)
+        return "waited in spite of the mark"
+
+    @never_waits
     async def vanish(self) -> str:
         raise asyncio.CancelledError
 
@@ -65,6 +72,7 @@ class Tools(SimpleResourcesServer):
         request.session.setdefault("seen", []).append(len(request.session))
         return dict(request.session)
 
+    @never_waits
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         if not body.response.output:
             raise JudgeError("nobody there")
@@ -122,6 +130,26 @@ def test_a_tool_that_never_waits_runs_at_once_in_a_context_of_its_own() -> None:
 
     at_once = {"/mark": True, "/wait": False, "/seed_session": True, "/verify": True}
     assert play(scenario) == (at_once, "by the tool", "nothing", "waited")
+
+
+def test_only_what_is_marked_never_waits_and_an_override_starts_without_the_mark() -> None:
+    class Slower(Tools):
+        async def mark(self) -> str:
+            return await super().mark()
+
+    assert getattr(Tools.mark, "never_waits", False)
+    assert not getattr(Slower.mark, "never_waits", False)
+    assert not getattr(Tools.remember, "never_waits", False)  # its code awaits nothing, but nobody said so
+
+
+def test_a_tool_that_waits_in_spite_of_its_mark_is_an_error_that_names_the_mark() -> None:
+    async def scenario(client: ServerClient) -> Any:
+        answer = await client.post("tools", "/promise")
+        return answer.status, (await answer.read()).decode()
+
+    status, text = play(scenario)
+    assert status == 500
+    assert "marked never_waits" in text
 
 
 def test_a_tool_that_cancels_itself_is_a_server_that_vanished_not_a_cancelled_caller() -> None:

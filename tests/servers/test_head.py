@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -57,6 +61,38 @@ def test_instances_are_published(head: tuple[str, HeadServer]) -> None:
     assert get(f"{head[0]}/server_instances") == []
     head[1].set_server_instances([{"process_name": "x", "port": 3}])
     assert get(f"{head[0]}/server_instances") == [{"process_name": "x", "port": 3}]
+
+
+def test_who_is_being_started_is_published(head: tuple[str, HeadServer]) -> None:
+    assert get(f"{head[0]}/server_states") == {"starting": []}
+    head[1].set_starting(["x"])
+    assert get(f"{head[0]}/server_states") == {"starting": ["x"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems tell less about processes")
+def test_what_processes_do_is_told_on_request(head: tuple[str, HeadServer]) -> None:
+    burning = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with (
+        subprocess.Popen([sys.executable, "-c", burning], start_new_session=True) as busy,
+        subprocess.Popen(["sleep", "600"], start_new_session=True) as idle,
+    ):
+        pids = {"busy": busy.pid, "idle": idle.pid, "gone": 2**22 + 1, "none": None}
+        head[1].set_server_instances([{"process_name": name, "pid": pid} for name, pid in pids.items()])
+        try:
+            idle.send_signal(signal.SIGSTOP)
+            deadline_s = time.monotonic() + 60
+            first = later = get(f"{head[0]}/server_states?cpu=true")["processes"]
+            while later["busy"] == first["busy"] or not later["idle"]["is_stopped"]:
+                assert time.monotonic() < deadline_s
+                later = get(f"{head[0]}/server_states?cpu=true")["processes"]
+        finally:
+            os.killpg(busy.pid, signal.SIGKILL)
+            idle.kill()
+
+    assert set(later) == {"busy", "idle"}
+    assert later["busy"]["cpu_s"] > first["busy"]["cpu_s"]
+    assert later["idle"]["cpu_s"] == first["idle"]["cpu_s"]
+    assert not later["busy"]["is_stopped"]
 
 
 def test_health_says_which_run_it_is(head: tuple[str, HeadServer]) -> None:

@@ -138,7 +138,7 @@ def test_a_caller_who_vanishes_cancels_long_work(tmp_path: Path, hosts: list[Hos
     hosts.append(host := Host(tmp_path, two_servers(tmp_path), ["probe_one", "an_agent"]))
     address = host.running("an_agent").url.removeprefix("http://").split(":")
     body = b'{"input": "hi"}'
-    head = f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((address[0], int(address[1]))) as caller:
         caller.sendall(head + body)
         time.sleep(0.3)
@@ -161,7 +161,7 @@ def test_what_cannot_be_hosted_is_declined_and_what_cannot_start_is_failed(tmp_p
     assert "exactly one server class" in told["two_classes"][1]
     assert told["no_module"] == ("declined", "ModuleNotFoundError: No module named 'a_package_that_does_not_exist'")
     assert told["broken"] == ("failed", "ZeroDivisionError: division by zero")
-    assert told["probe_one"][0] == "failed"
+    assert told["probe_one"][0] == "refused"
     assert "greeting: Field required" in told["probe_one"][1]
 
 
@@ -174,7 +174,7 @@ def test_a_taken_port_is_reported_with_its_holder(tmp_path: Path, hosts: list[Ho
         config["probe_one"]["resources_servers"]["probe"]["port"] = port
         hosts.append(host := Host(tmp_path, config, ["probe_one"]))
 
-    assert host.events[0]["event"] == "failed"
+    assert host.events[0]["event"] == "refused"
     assert f"port {port}" in host.events[0]["reason"]
     assert str(os.getpid()) in host.events[0]["reason"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nemo_gym.workers.patterns import PatternMatcher, PatternTimeoutError, captured
+from nemo_gym.workers.pool import PatternMatcher, PatternTimeoutError, captured
 
 ENDLESS, TEXT = "(a+)+$", "a" * 60 + "b"
 """Takes longer than the universe."""
@@ -50,7 +50,7 @@ def test_a_pattern_that_takes_for_ever_is_given_up_and_holds_up_nobody() -> None
         while not endless.done():
             await asyncio.sleep(0.01)
             longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
-        with pytest.raises(PatternTimeoutError, match=r"\(a\+\)\+\$.* took longer than 2 s on a text of 61 characters"):
+        with pytest.raises(PatternTimeoutError, match=r"\(a\+\)\+\$.* was given up on a text of 61 characters"):
             endless.result()
         assert await matcher.last_match("b", TEXT) == ["b"]
         return longest_s

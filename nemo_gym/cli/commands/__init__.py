@@ -1,1 +1,1 @@
-"""One module per command; `[project.scripts]` points straight at its `main`."""
+"""One module per command; `[project.scripts]` leads to its `main` by way of `nemo_gym.cli.entry`."""

@@ -3,11 +3,11 @@
 import json
 from typing import TYPE_CHECKING
 
-from nemo_gym.cli.command import command
-from nemo_gym.rollouts.config import RolloutAggregationConfig
+from nemo_gym.cli.command import command, whole_config
+from nemo_gym.runs.options import RolloutAggregationConfig
 
 if TYPE_CHECKING:
-    from nemo_gym.rollouts.metrics_source import MetricsSource
+    from nemo_gym.combine.metrics import MetricsSource
 
 
 @command(RolloutAggregationConfig, needs_model=False, offline=True)
@@ -23,26 +23,18 @@ async def main(config: RolloutAggregationConfig) -> None:
         ng_aggregate_rollouts '+input_glob=a/*.jsonl,b/*.jsonl' +output_jsonl_fpath=all.jsonl "+config_paths=[my.yaml]"
         ng_aggregate_rollouts +input_glob=rollouts.jsonl +output_jsonl_fpath=rollouts.jsonl +merge_shards=false
     """
-    from nemo_gym.exporters.wandb import wandb_run
-    from nemo_gym.global_config import get_global_config_dict
-    from nemo_gym.rollouts.aggregate import values_for_tracking
-    from nemo_gym.rollouts.aggregation import RolloutAggregationHelper
+    from nemo_gym.cli.show import print_aggregation
+    from nemo_gym.combine.aggregation import RolloutAggregationHelper, track
 
     summary = await RolloutAggregationHelper(loader=_classes_from_config_paths).aggregate(config)
-    if summary.metrics:
-        with wandb_run(get_global_config_dict()) as tracker:
-            if tracker is not None:
-                tracker.log(values_for_tracking(summary.metrics))
+    track(summary, whole_config())
     if config.json_format:
         print(json.dumps(summary.as_json()))
     else:
-        from nemo_gym.cli.aggregation_results import print_aggregation
-
         print_aggregation(summary)
 
 
 def _classes_from_config_paths() -> "MetricsSource":
-    from nemo_gym.cli.offline_metrics import OfflineAgents
-    from nemo_gym.global_config import get_global_config_dict
+    from nemo_gym.launch.offline_metrics import OfflineAgents
 
-    return OfflineAgents(get_global_config_dict())
+    return OfflineAgents(whole_config())

@@ -1,9 +1,11 @@
 """`ng_collect_rollouts`: collect rollouts from running servers into a JSONL file."""
 
 import sys
+from functools import partial
 
-from nemo_gym.cli.command import command
-from nemo_gym.rollouts.config import RolloutCollectionConfig
+from nemo_gym.cli.command import command, whole_config
+from nemo_gym.executors.base import Job, executor_named
+from nemo_gym.runs.options import RolloutCollectionConfig
 
 
 @command(RolloutCollectionConfig, needs_model=False, offline=True)
@@ -23,20 +25,20 @@ def main(config: RolloutCollectionConfig) -> int:
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl '+num_repeats={a: 4, b: 1}'
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +resume_from_cache=true
         ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +shard=3/16
+        ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +plan=true
+        ng_collect_rollouts +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=out.jsonl +pilot=20 +max_cost_usd=50
     """
-    from nemo_gym import event_loop
-    from nemo_gym.cli.results import print_resume_hint, print_summary
-    from nemo_gym.open_files import raise_open_file_limit
-    from nemo_gym.rollout_collection import RolloutCollectionHelper
+    from nemo_gym.cli.attending import detach, telling_of_end
+    from nemo_gym.cli.show import run_and_show, show_plan
 
-    raise_open_file_limit()
-    if config.executor == "ray":
-        from nemo_gym.cli.ray_run import run_on_ray
-        from nemo_gym.global_config import get_global_config_dict
+    if config.plan:
+        from nemo_gym import runtime
+        from nemo_gym.rollout_collection import RolloutCollectionHelper
 
-        summary = run_on_ray(config, get_global_config_dict(), sys.argv[1:])
-    else:
-        summary = event_loop.run(RolloutCollectionHelper().collect(config, sys.argv))
-    print_summary(summary, as_json=config.json_format)
-    print_resume_hint(summary, sys.argv)
-    return summary.exit_code
+        return show_plan(runtime.run(RolloutCollectionHelper().plan(config)), as_json=config.json_format)
+    if config.detach:
+        return detach("collect_rollouts", config, sys.argv)
+
+    job = Job(whole_config(), sys.argv)
+    run = partial(executor_named(config.executor).collect, config, job)
+    return run_and_show(partial(telling_of_end, run, config), job.command, as_json=config.json_format)

@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 from nemo_gym.cli.command import command
-from nemo_gym.schemas.authoring_config import DevTestConfig
+from nemo_gym.errors import ConfigError
+from nemo_gym.paths import PARENT_DIR
+from nemo_gym.schemas.cli_config import DevTestConfig
 
 
 @command(DevTestConfig, reads_config=False)
@@ -14,9 +16,6 @@ def main(config: DevTestConfig) -> int:
     Examples:
         ng_dev_test
     """
-    from nemo_gym.errors import ConfigError
-    from nemo_gym.paths import PARENT_DIR
-
     if not (PARENT_DIR / "tests").is_dir() or not (PARENT_DIR / "pyproject.toml").is_file():
         raise ConfigError(f"{PARENT_DIR} is an installation without tests: run this in a checkout")
     sys.stdout.flush()

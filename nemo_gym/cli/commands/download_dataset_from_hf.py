@@ -1,7 +1,7 @@
 """`ng_download_dataset_from_hf`: fetch a data set from the Hugging Face hub."""
 
 from nemo_gym.cli.command import command
-from nemo_gym.schemas.dataset_transfer import DownloadJsonlDatasetHuggingFaceConfig
+from nemo_gym.schemas.data_config import DownloadJsonlDatasetHuggingFaceConfig
 
 
 @command(DownloadJsonlDatasetHuggingFaceConfig, needs_model=False, offline=True)
@@ -15,8 +15,7 @@ def main(config: DownloadJsonlDatasetHuggingFaceConfig) -> None:
         ng_download_dataset_from_hf +repo_id=my_org/my_data +output_dirpath=data
         ng_download_dataset_from_hf +repo_id=my_org/my_data +artifact_fpath=train.jsonl +output_fpath=data/train.jsonl
     """
-    from nemo_gym.data.hub import Hub
-    from nemo_gym.data.transfer import download_dataset
+    from nemo_gym.data.hub import Hub, download_dataset
 
     for path in download_dataset(config, Hub(token=config.hf_token)):
         print(path)

@@ -1,7 +1,7 @@
 """`ng_materialize_prompts`: fill a prompt template for every row of a data set."""
 
 from nemo_gym.cli.command import command
-from nemo_gym.prompt import MaterializePromptsConfig
+from nemo_gym.prompt import MaterializePromptsConfig, materialize_prompts
 
 
 @command(MaterializePromptsConfig, reads_config=False)
@@ -14,7 +14,5 @@ def main(config: MaterializePromptsConfig) -> None:
     Examples:
         ng_materialize_prompts +input_jsonl_fpath=in.jsonl +prompt_config=prompt.yaml +output_jsonl_fpath=out.jsonl
     """
-    from nemo_gym.prompt import materialize_prompts
-
     count = materialize_prompts(config.input_jsonl_fpath, config.prompt_config, config.output_jsonl_fpath)
     print(f"{count} rows with their prompts are in {config.output_jsonl_fpath}")

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from nemo_gym.cli.command import command
-from nemo_gym.schemas.authoring_config import PipListConfig
+from nemo_gym.cli.command import command, whole_config
+from nemo_gym.schemas.cli_config import PipListConfig
 
 
 @command(PipListConfig, needs_model=False, offline=True)
@@ -15,11 +15,10 @@ def main(config: PipListConfig) -> int:
         ng_pip_list +entrypoint=resources_servers/my_env
         ng_pip_list +entrypoint=resources_servers/my_env +format=json +outdated=true
     """
-    from nemo_gym.cli.module_tests import ModulePythons, ServerModule
-    from nemo_gym.global_config import get_global_config_dict
+    from nemo_gym.launch.server_tests import ModulePythons, ServerModule
 
     module = ServerModule.find(config.entrypoint)
-    pythons = ModulePythons.of(get_global_config_dict(), "ng_pip_list")
+    pythons = ModulePythons.of(whole_config(), "ng_pip_list")
     python = pythons.present(module)
     if python is None:
         print(

@@ -1,6 +1,6 @@
 """`ng_prepare_benchmark`: make the data of benchmarks."""
 
-from nemo_gym.cli.command import command
+from nemo_gym.cli.command import command, whole_config
 from nemo_gym.schemas.data_config import PrepareBenchmarkConfig
 
 
@@ -18,7 +18,6 @@ def main(config: PrepareBenchmarkConfig) -> None:
             +num_prepare_benchmark_processes=2 +use_cached_prepared_benchmarks=true
     """
     from nemo_gym.benchmarks import prepare_benchmarks
-    from nemo_gym.global_config import get_global_config_dict
 
-    for name, path in prepare_benchmarks(get_global_config_dict(), config).items():
+    for name, path in prepare_benchmarks(whole_config(), config).items():
         print(f"{name}: {path}")

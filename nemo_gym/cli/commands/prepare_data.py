@@ -1,6 +1,6 @@
 """`ng_prepare_data`: check, measure and collate the data sets that agents declare."""
 
-from nemo_gym.cli.command import command
+from nemo_gym.cli.command import command, whole_config
 from nemo_gym.schemas.data_config import TrainDataProcessorConfig
 
 
@@ -10,7 +10,8 @@ def main(config: TrainDataProcessorConfig) -> None:
 
     Each row gets the name of its agent, benchmarks their prompt, and rows are repeated as their data set says. What
     the rows are like is written to a metrics file beside each data set; one that is there already and says something
-    else is a conflict. Rows that cannot be rolled out are listed with file and line, and nothing is written.
+    else is a conflict. Rows that cannot be rolled out, because of their parameters or because the environment would
+    refuse them, are listed with file and line, and nothing is written.
 
     Examples:
         ng_prepare_data "+config_paths=[resources_servers/my_env/configs/my_env.yaml]" \
@@ -18,8 +19,9 @@ def main(config: TrainDataProcessorConfig) -> None:
         ng_prepare_data "+config_paths=[resources_servers/my_env/configs/my_env.yaml]" \
             +mode=train_preparation +output_dirpath=results/my_env +should_download=true
     """
-    from nemo_gym.global_config import get_global_config_dict
+    from nemo_gym.launch.server_checks import OfflineRowCheck
     from nemo_gym.train_data_utils import TrainDataProcessor
 
-    for path in TrainDataProcessor().run(get_global_config_dict()):
+    everything = whole_config()
+    for path in TrainDataProcessor(row_check=OfflineRowCheck(everything)).run(everything):
         print(path)

@@ -1,13 +1,24 @@
 """`ng_reward_profile`: statistics of a run, task by task, as data, as a page, and as a selection of tasks."""
 
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from nemo_gym.cli.command import command
-from nemo_gym.schemas.reward_profile_config import RewardProfileConfig
+from nemo_gym.errors import ConfigError
+from nemo_gym.paths import make_folder, require_possible_folder
+from nemo_gym.schemas.cli_config import RewardProfileConfig
 
 if TYPE_CHECKING:
-    from nemo_gym.rollouts.profiling import ProfileSummary
+    from collections.abc import Callable
+
+    from nemo_gym.runs.profile import ProfileSummary
+
+
+_MOST = 1000
+"""Rollouts on a page of rollouts; a few MB."""
 
 
 @command(RewardProfileConfig, needs_model=False, offline=True)
@@ -20,17 +31,61 @@ def main(config: RewardProfileConfig) -> None:
     Examples:
         ng_reward_profile +materialized_inputs_jsonl_fpath=r_materialized_inputs.jsonl +rollouts_jsonl_fpath=r.jsonl
         ng_reward_profile … ++allow_partial_rollouts=True '+select=0 < mean < 1'
+        ng_reward_profile … +rollouts_page=r_rollouts.html
     """
-    from nemo_gym.rollouts.profiling import profile_run
+    from nemo_gym.runs.profile import profile_run
 
-    summary = profile_run(config)
-    if config.json_format:
-        print(json.dumps(summary.as_json()))
+    page = config.rollouts_page
+    if page is None:
+        summary = profile_run(config)
+    elif is_address(page):
+        summary = profile_run(config, _links(config, page.partition("#")[0].partition("?")[0]))
     else:
-        _print_summary(summary)
+        summary = _profile_with_rollouts(config, Path(page).expanduser())
+    if config.json_format:
+        print(json.dumps(summary.as_json() | ({} if page is None else {"rollouts_page": page})))
+    else:
+        _print_summary(summary, page)
 
 
-def _print_summary(summary: "ProfileSummary") -> None:
+def is_address(text: str) -> bool:
+    """Whether this is where a server is, and no file."""
+    return text.startswith(("http://", "https://"))
+
+
+def _links(config: RewardProfileConfig, page: str) -> "Callable[[Any], str]":
+    """Where on a page of the viewer the rollouts of a task are. The token in its address is nobody else's business."""
+    from nemo_gym.runs.sockets import run_id
+
+    run = run_id(Path(config.rollouts_jsonl_fpath).expanduser())
+    return lambda task: f"{page}#/runs/{run}?where={quote(f'task == {json.dumps(task)}', safe='')}"
+
+
+def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> "ProfileSummary":
+    """The profile, and a page with the rollouts of the tasks that it lists."""
+    from nemo_gym.runs.kinds import Kind, refuse_to_replace
+    from nemo_gym.runs.profile import page_of, profile_run
+    from nemo_gym.view.export import export_page
+    from nemo_gym.view.library import Library
+
+    refuse_to_replace(target, "rollouts_page", Kind.PAGE)
+    require_possible_folder(target.parent)
+    rollouts = Path(config.rollouts_jsonl_fpath).expanduser()
+    if target.absolute() == page_of(rollouts).absolute():
+        raise ConfigError(f"+rollouts_page={target} is where the profile itself goes; name another file")
+    seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
+    summary = profile_run(config, _links(config, quote(seen_from)))
+    listed = ", ".join(json.dumps(task.index) for task in summary.tasks)
+    library = Library([rollouts], cache=None)
+    try:
+        make_folder(target.parent)
+        export_page(library.read_all(), library.name, f"task in [{listed}]" if listed else None, _MOST, target)
+    finally:
+        library.close()
+    return summary
+
+
+def _print_summary(summary: "ProfileSummary", rollouts_page: str | None) -> None:
     counts = summary.completion
     print(
         f"Rollouts: {counts['completed_rollout_rows']} of {counts['expected_rollout_rows']} "
@@ -43,5 +98,7 @@ def _print_summary(summary: "ProfileSummary") -> None:
     print(f"Profile of each task: {summary.groups_path}")
     print(f"Metrics of each agent: {summary.agents_path}")
     print(f"Page: {summary.page_path}")
+    if rollouts_page is not None:
+        print(f"Rollouts of its tasks: {rollouts_page}")
     if summary.selected_path is not None:
         print(f"Selected: {summary.selected} tasks, in {summary.selected_path}")

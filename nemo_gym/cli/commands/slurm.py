@@ -2,8 +2,9 @@
 
 import sys
 
-from nemo_gym.cli.command import command
-from nemo_gym.schemas.slurm_config import SlurmConfig
+from nemo_gym.cli.command import command, whole_config
+from nemo_gym.executors.base import Job, job_writer_named
+from nemo_gym.executors.options import SlurmConfig
 
 
 @command(SlurmConfig, needs_model=False, offline=True)
@@ -20,9 +21,7 @@ def main(config: SlurmConfig) -> None:
         ng_slurm +num_shards=8 +command=ng_collect_rollouts +head_server.host=10.0.0.7 +agent_name=my_agent \
             +input_jsonl_fpath=tasks.jsonl +output_jsonl_fpath=results/out.jsonl
     """
-    from nemo_gym.cli.slurm_scripts import write_scripts
-
-    written = write_scripts(config, sys.argv[1:])
+    written = job_writer_named("slurm").write(config, Job(whole_config(), sys.argv))
     for path, text in written.items():
         print(f"# ==> {path}")
         print(text)

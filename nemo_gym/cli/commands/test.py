@@ -1,7 +1,8 @@
 """`ng_test`: the tests of one server."""
 
-from nemo_gym.cli.command import command
-from nemo_gym.schemas.authoring_config import ServerTestsConfig
+from nemo_gym.cli.command import command, whole_config
+from nemo_gym.errors import ConfigError
+from nemo_gym.schemas.cli_config import ServerTestsConfig
 
 
 @command(ServerTestsConfig, needs_model=False, offline=True)
@@ -15,16 +16,15 @@ def main(config: ServerTestsConfig) -> int:
         ng_test +entrypoint=resources_servers/my_env
         ng_test +entrypoint=resources_servers/my_env +should_validate_data=true
     """
-    from nemo_gym.cli.module_tests import ModulePythons, ServerModule, run_tests
-    from nemo_gym.errors import ConfigError
-    from nemo_gym.global_config import get_global_config_dict
+    from nemo_gym.launch.server_tests import WARNINGS_PASS, ModulePythons, ServerModule, run_tests
 
     module = ServerModule.find(config.entrypoint)
-    python = ModulePythons.of(get_global_config_dict(), "ng_test").get(module)
+    python = ModulePythons.of(whole_config(), "ng_test").get(module)
     outcome = run_tests(module, python)
     if outcome.exit_code:
         print(
-            f"To look into it: cd {module.folder} and run `{python} -m pytest`; `-x --pdb` stops at the first failure."
+            f"To look into it: cd {module.folder} and run `{python} -m pytest {' '.join(WARNINGS_PASS)}`; "
+            "`-x --pdb` stops at the first failure."
         )
         return outcome.exit_code
     problems = module.data_problems() if config.should_validate_data else []

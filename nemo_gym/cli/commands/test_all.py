@@ -1,7 +1,8 @@
 """`ng_test_all`: the tests of every server."""
 
-from nemo_gym.cli.command import command
-from nemo_gym.schemas.authoring_config import AllServerTestsConfig
+from nemo_gym.cli.command import command, whole_config
+from nemo_gym.errors import ConfigError
+from nemo_gym.schemas.cli_config import AllServerTestsConfig
 
 
 @command(AllServerTestsConfig, needs_model=False, offline=True)
@@ -15,10 +16,7 @@ def main(config: AllServerTestsConfig) -> int:
         ng_test_all
         ng_test_all +num_shards=4 +shard_index=0 +delete_venvs_after_each_test=true
     """
-    from nemo_gym.cli.all_tests import find_modules, print_report, run_all
-    from nemo_gym.cli.module_tests import ModulePythons
-    from nemo_gym.errors import ConfigError
-    from nemo_gym.global_config import get_global_config_dict
+    from nemo_gym.launch.server_tests import ModulePythons, find_modules, print_report, run_all
 
     modules = find_modules()
     if config.fail_on_total_and_test_mismatch and modules.without_readme:
@@ -26,7 +24,7 @@ def main(config: AllServerTestsConfig) -> int:
     if config.shard_index >= config.num_shards:
         raise ConfigError(f"+shard_index={config.shard_index}: there are {config.num_shards} shards, counted from 0")
     chosen = modules.tested[config.shard_index :: config.num_shards]
-    pythons = ModulePythons.of(get_global_config_dict(), "ng_test_all")
+    pythons = ModulePythons.of(whole_config(), "ng_test_all")
     report = run_all(chosen, pythons, delete_environments=config.delete_venvs_after_each_test)
     print_report(report)
     return 0 if report.is_good else 1

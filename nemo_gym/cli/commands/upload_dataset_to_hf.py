@@ -1,7 +1,7 @@
 """`ng_upload_dataset_to_hf`: publish a data set on the Hugging Face hub."""
 
 from nemo_gym.cli.command import command
-from nemo_gym.schemas.dataset_transfer import UploadJsonlDatasetHuggingFaceConfig
+from nemo_gym.schemas.data_config import UploadJsonlDatasetHuggingFaceConfig
 
 
 @command(UploadJsonlDatasetHuggingFaceConfig, needs_model=False, offline=True)
@@ -17,7 +17,6 @@ def main(config: UploadJsonlDatasetHuggingFaceConfig) -> None:
             +resource_config_path=resources_servers/my_env/configs/my_env.yaml \
             "+hf_collection_name=My environments" +hf_collection_slug=6512a0
     """
-    from nemo_gym.data.hub import Hub
-    from nemo_gym.data.transfer import upload_dataset
+    from nemo_gym.data.hub import Hub, upload_dataset
 
     print(upload_dataset(config, Hub(token=config.hf_token)))

@@ -9,15 +9,15 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from omegaconf import OmegaConf
 
-from nemo_gym.config.handover import write_config_file
+from nemo_gym import PARENT_DIR
 from nemo_gym.config_types import ConfigError
-from nemo_gym.paths import PARENT_DIR
-from nemo_gym.sandbox import pool
+from nemo_gym.sandbox import IsolatedPool
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.testing import MALFORMED, check_examples, play
+from nemo_gym.testing import MALFORMED, check_examples, play, write_config_file
 from resources_servers.code_gen.app import CodeGenResourcesServer, CodeGenResourcesServerConfig
 
 FOLDER = Path(__file__).parents[1]
@@ -141,7 +141,7 @@ for action in (
 def test_it_refuses_to_start_where_programs_cannot_be_isolated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pool.IsolatedPool.__init__, "__kwdefaults__", {"layers": ("seccomp",)})
+    monkeypatch.setattr(IsolatedPool.__init__, "__kwdefaults__", {"layers": ("seccomp",)})
 
     with pytest.raises(ConfigError, match=r"would run unprotected.*allow_unsandboxed: true"):
         make_server()
@@ -150,6 +150,12 @@ def test_it_refuses_to_start_where_programs_cannot_be_isolated(
     assert "WITHOUT a sandbox" in caplog.text
     with TestClient(unprotected.complete_app()) as client:
         assert post(client, "```\nprint(2 * int(input()))\n```").json()["reward"] == 1.0
+
+
+def test_more_memory_than_the_machine_has_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    make_server(memory_limit_mb=10**8)
+
+    assert "has not the memory for 1 programs of 100000000 MB each" in caplog.text
 
 
 def test_metrics_are_told_per_difficulty() -> None:
@@ -188,6 +194,20 @@ def test_a_wrong_model_scores_zero() -> None:
 
     assert [result["reward"] for result in results] == [0.0] * 5
     assert [result["result"] for result in results] == [[-2], [-2], [-4], [-2], [-4]]
+
+
+def test_programs_that_kill_themselves_are_counted() -> None:
+    kill = {
+        "match": {"last_user_contains": "[kill]"},
+        "reply": {"text": "```\nimport os\nos.kill(os.getpid(), 9)\n```"},
+    }
+    script = {"rules": [kill], **yaml.safe_load(RIGHT.read_text())}
+    script["answers"]["jsonl"] = str(FOLDER / "data" / "example.jsonl")
+    marked = {"responses_create_params": {"input": [{"role": "user", "content": "[kill]"}]}}
+
+    results = play(CONFIG, [*ROWS[:3], *({**row, **marked} for row in [ROWS[0]] * 6)], script=script)
+
+    assert sorted(result["reward"] for result in results) == [0.0] * 6 + [1.0] * 3
 
 
 @pytest.mark.parametrize("habit", MALFORMED)

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from nemo_gym.openai_utils import NeMoGymResponse
-from nemo_gym.sandbox.confine import LAYERS
-from nemo_gym.sandbox.process import IsolatedProcess, SandboxError, Work
+from nemo_gym.sandbox import LAYERS, IsolatedProcess, Work
 from resources_servers.code_gen.grading import UnitTests, Verdict, run_tests, same_text, same_value
 from resources_servers.code_gen.submission import breaks_reasoning_format, extract_code
 
@@ -171,18 +170,11 @@ def test_all_tests_together_have_a_time_limit_too(judge: Judge) -> None:
     assert (verdict.results, verdict.metadata["error_message"]) == ([-1], "Global Timeout")
 
 
-def test_a_program_killed_from_outside_is_not_wrong(process: IsolatedProcess) -> None:
-    class KilledProcess(IsolatedProcess):
-        def __init__(self) -> None: ...
+def test_a_program_longer_than_any_program_is_not_run(judge: Judge) -> None:
+    verdict = judge("#" * 5_000_000 + "\nprint(1)", ("", "1"))
 
-        def call(self, *args: Any, **kwargs: Any) -> Any:
-            from nemo_gym.sandbox.process import Outcome
-
-            return Outcome("killed", None, "", "", 0.1, "SIGKILL")
-
-    tests = UnitTests(inputs=[""], outputs=[""])
-    with pytest.raises(SandboxError, match="out of memory"):
-        run_tests(KilledProcess(), "", tests, 1.0, 64)
+    assert (verdict.results, verdict.metadata["error_code"]) == ([-4], -4)
+    assert "5000009 characters" in verdict.metadata["error"]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def test_every_session_has_a_counter_of_its_own(server: StatefulCounterResources
     assert (verify(one, 5), verify(other, 5)) == (1.0, 0.0)
 
 
+def test_it_says_why_it_cannot_score_again(server: StatefulCounterResourcesServer) -> None:
+    client = session(server)
+
+    assert client.get("/reverify_mode").json() == "unsupported"
+    assert "session" in client.get("/reverify_reason").json()
+
+
 def test_a_running_counter_is_not_seeded_again(server: StatefulCounterResourcesServer) -> None:
     client = session(server)
     client.post("/seed_session", json={"initial_count": 3})

@@ -19,19 +19,20 @@ from resources_servers.reasoning_gym.rows import WITHOUT_ANSWER, generate_rows, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the rows; returns the exit code."""
     options = _parser().parse_args(arguments)
+    draft = options.output.with_name(f"{options.output.name}.part")
     try:
         if options.all_tasks:
             tasks = [name for name in task_names() if options.include_unanswered or name not in WITHOUT_ANSWER]
         else:
             tasks = [name.strip() for name in options.tasks.split(",") if name.strip()]
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        draft = options.output.with_name(f"{options.output.name}.part")
         with draft.open("w", encoding="utf-8") as file:
             file.writelines(
                 json.dumps(row, ensure_ascii=False) + "\n" for row in generate_rows(tasks, options.size, options.seed)
             )
         draft.replace(options.output)
     except ConfigError as error:
+        draft.unlink(missing_ok=True)
         sys.stderr.write(f"Error: {error}\n")
         return 2
     sys.stdout.write(f"{options.size} rows of {len(tasks)} tasks written to {options.output}\n")

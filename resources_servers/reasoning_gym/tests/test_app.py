@@ -61,7 +61,10 @@ def test_no_answer_is_wrong(client: TestClient) -> None:
 def test_a_formula_that_never_ends_is_stopped_and_wrong(client: TestClient) -> None:
     verdict = client.post("/verify", json=said("<answer>9**9**9**9 + 3</answer>", **countdown())).json()
 
-    assert (verdict["reward"], verdict["scoring_error"]) == (0.0, "the scorer was stopped at its CPU limit")
+    assert verdict["reward"] == 0.0
+    assert verdict["scoring_error"].startswith(
+        ("the scorer was stopped at its CPU limit", "the scorer was still running")
+    )
 
 
 def test_a_formula_that_is_a_program_can_do_nothing(client: TestClient, tmp_path: Path) -> None:

@@ -82,3 +82,18 @@ def test_a_mistake_on_the_command_line_writes_nothing(tmp_path: Path, capsys: py
     assert code == 2
     assert "nothing_like_it" in capsys.readouterr().err
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_without_the_library_the_script_says_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "reasoning_gym.py").write_text("raise ModuleNotFoundError(name='reasoning_gym')\n")
+    module = "resources_servers.reasoning_gym.scripts.create_dataset"
+    command = [sys.executable, "-m", module, "--tasks", "gcd", "--size", "1", "--output", str(tmp_path / "x.jsonl")]
+
+    root = FOLDER.parents[1]
+    path = os.pathsep.join([str(tmp_path), str(root)])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: the library reasoning-gym is not installed")
+    assert "pip install 'reasoning-gym>=" in done.stderr
+    assert not list(tmp_path.glob("x.jsonl*"))

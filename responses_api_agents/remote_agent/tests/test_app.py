@@ -13,8 +13,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 
 from nemo_gym.config_types import ResourcesServerRef
-from nemo_gym.servers.listening import listen
-from nemo_gym.testing import play
+from nemo_gym.testing import listen, play
 from responses_api_agents.remote_agent.app import RemoteAgentConfig
 
 ROOT = Path(__file__).parents[3]

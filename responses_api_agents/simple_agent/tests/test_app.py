@@ -19,6 +19,7 @@ from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentConfig
 from responses_api_agents.simple_agent.cookies import merged
 
 CITY_CALL = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Oslo"}'}
+TOOLS = [{"type": "function", "name": "get_weather", "parameters": {}}]
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
 
 
@@ -68,7 +69,7 @@ def paths_of(agent: SimpleAgent) -> list[tuple[str, str]]:
 
 
 def respond(agent: SimpleAgent, body: Any = None) -> dict[str, Any]:
-    answered = TestClient(agent.complete_app()).post("/v1/responses", json=body or {"input": "hello"})
+    answered = TestClient(agent.complete_app()).post("/v1/responses", json=body or {"input": "hello", "tools": TOOLS})
     assert answered.status_code == 200, answered.text
     result: dict[str, Any] = answered.json()
     return result
@@ -145,12 +146,13 @@ def test_malformed_arguments_go_back_to_the_model_without_a_call() -> None:
 
 
 def test_a_strange_tool_name_is_a_path_of_its_own() -> None:
-    odd = CITY_CALL | {"name": "get weather?now#1"}
+    name = "get weather?now#1"
+    odd = CITY_CALL | {"name": name}
     agent = make_agent(
         answer(model_answer(odd)), answer("not found", ok=False, status=404), answer(model_answer(message("ok")))
     )
 
-    respond(agent)
+    respond(agent, {"input": "hello", "tools": [TOOLS[0] | {"name": name}]})
 
     assert paths_of(agent)[1] == ("environment", "/get%20weather%3Fnow%231")
 
@@ -214,6 +216,30 @@ def test_the_step_limit_lets_the_last_tools_run() -> None:
     result = respond(agent)
 
     assert [item["type"] for item in result["output"]] == ["function_call", "function_call_output"]
+
+
+@pytest.mark.parametrize("bad", [{"arguments": "{oops"}, {"arguments": "[]"}, {"name": "get weather!"}, {"name": ""}])
+def test_an_endpoint_that_refuses_a_call_the_model_made_up_ends_the_conversation(bad: dict[str, str]) -> None:
+    refusal = answer("Expecting property name", ok=False, status=400)
+    agent = make_agent(answer({}), answer(model_answer(CITY_CALL | bad)), refusal, answer(verdict(reward=0.0)))
+
+    result = run(agent)
+
+    assert (result.status_code, result.json()["ng_stop_reason"]) == (200, "call_refused")
+    sent = json.loads(calls_of(agent)[-1].kwargs["data"])["response"]
+    assert sent["incomplete_details"]["reason"] == "call_refused"
+    assert "Expecting property name" in sent["incomplete_details"]["message"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("get_weather", 400), ("no_such_tool", 400), ("get weather!", 500)])
+def test_an_endpoint_that_refuses_for_other_reasons_fails_the_rollout(name: str, status: int) -> None:
+    row = {**ROW, "responses_create_params": {"input": "hello", "tools": TOOLS}}
+    called = answer(model_answer(CITY_CALL | {"name": name}))
+    tool = [answer({})] if name == "get_weather" else []
+    agent = make_agent(answer({}), called, *tool, answer("no", ok=False, status=status), answer({}))
+
+    assert run(agent, row).status_code == 500
+    assert paths_of(agent)[-1] == ("environment", "/end_session")
 
 
 def test_usage_is_summed_with_its_details() -> None:

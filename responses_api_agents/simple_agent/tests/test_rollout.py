@@ -18,18 +18,18 @@ from pydantic import PrivateAttr
 
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
+    BaseSeedSessionRequest,
+    BaseSeedSessionResponse,
     BaseVerifyRequest,
     BaseVerifyResponse,
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.addresses import Address
-from nemo_gym.http.local import register_local_app
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import SESSION_ID_KEY, ServerClient, SimpleServer
-from nemo_gym.servers.listening import listen
+from nemo_gym.server_utils import SESSION_ID_KEY, WANTS_PARTIAL, ServerClient, SimpleServer
+from nemo_gym.testing import Address, listen, register_local_app
 from resources_servers.example_single_tool_call.app import SimpleWeatherResourcesServer
-from responses_api_agents.simple_agent.app import SimpleAgent
+from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentRunRequest, SimpleAgentVerifyResponse
 from responses_api_models.scripted_model.app import ScriptedModel
 
 EXAMPLES = Path(__file__).parents[3] / "resources_servers" / "example_single_tool_call" / "data" / "example.jsonl"
@@ -49,6 +49,7 @@ class CountingServer(SimpleResourcesServer):
         app = super().setup_webserver()
         app.post("/count")(self.count)
         app.post("/crash")(self.crash)
+        app.post("/hang")(self.hang)
         return app
 
     async def count(self, request: Request) -> dict[str, int]:
@@ -58,7 +59,10 @@ class CountingServer(SimpleResourcesServer):
     async def crash(self, request: Request) -> None:
         raise ValueError("this tool is broken")
 
-    async def verify(self, request: Request, body: BaseVerifyRequest) -> BaseVerifyResponse:  # type: ignore[override]
+    async def hang(self) -> None:
+        await asyncio.sleep(600)
+
+    async def verify(self, request: Request, body: BaseVerifyRequest) -> BaseVerifyResponse:
         return BaseVerifyResponse(**dict(body), reward=float(self._calls_of(request)))
 
     async def end_session(self, session_id: str) -> None:
@@ -66,6 +70,17 @@ class CountingServer(SimpleResourcesServer):
 
     def _calls_of(self, request: Request) -> int:
         return self._events.count(("count", request.session[SESSION_ID_KEY]))
+
+
+class OfferingSession(BaseSeedSessionResponse):
+    tools: list[dict[str, Any]]
+
+
+class OfferingServer(CountingServer):
+    """Decides when a session begins which tools it has."""
+
+    async def seed_session(self, body: BaseSeedSessionRequest) -> OfferingSession:
+        return OfferingSession(tools=[{"type": "function", "name": "count", "parameters": {}}])
 
 
 class PoliteAgent(SimpleAgent):
@@ -176,7 +191,13 @@ def tool_calls(*names: str) -> dict[str, Any]:
     return {"rules": [*rules, {"reply": {"text": "done"}}]}
 
 
-ROW = {"responses_create_params": {"input": "go"}, "own_field": "kept"}
+def offering(*names: str) -> dict[str, Any]:
+    """A row that offers these tools."""
+    tools = [{"type": "function", "name": name, "parameters": {}} for name in names]
+    return {"responses_create_params": {"input": "go", "tools": tools}, "own_field": "kept"}
+
+
+ROW = offering("count", "crash")
 
 
 def test_the_example_environment_rewards_every_row(play: Play) -> None:
@@ -206,7 +227,7 @@ def test_a_crashing_tool_does_not_change_the_session(play: Play, agent: type[Sim
     assert outputs[0] == '{"count":1}'
     assert outputs[1] == "\"ValueError('this tool is broken')\""
     assert (outputs[2], outputs[4]) == ('{"count":2}', '{"count":3}')
-    assert "Not Found" in outputs[3]
+    assert json.loads(outputs[3]) == {"error": "There is no tool 'no_such_tool'. The tools are: count, crash"}
     assert (answer.status, result["reward"], result["own_field"]) == (200, 3.0, "kept")
     assert result["response"]["user"] == ("polite" if agent is PoliteAgent else None)
 
@@ -239,6 +260,37 @@ def test_a_failing_model_fails_the_rollout_with_its_status_and_ends_the_session(
     assert [kind for kind, _ in environment._events] == ["count", "end"]
 
 
+class CrashingVerifier(CountingServer):
+    async def verify(self, request: Request, body: BaseVerifyRequest) -> BaseVerifyResponse:
+        raise ValueError("the verifier is broken")
+
+
+class AgentWithAWord(SimpleAgent):
+    """Adds to verdicts, so that nobody but itself can have a response scored as it does."""
+
+    async def run(  # type: ignore[override]
+        self, request: Request, body: SimpleAgentRunRequest
+    ) -> SimpleAgentVerifyResponse:
+        return await super().run(request, body)
+
+
+@pytest.mark.parametrize(("agent", "said"), [(SimpleAgent, "verify"), (AgentWithAWord, None)])
+def test_what_only_its_verdict_is_missing_of_says_so(agent: type[SimpleServer], said: str | None) -> None:
+    run = make_run(tool_calls("count"), CrashingVerifier, agent)
+
+    async def post() -> Any:
+        run.register_in_memory()
+        answer = await run.client().post("agent", "/run", json=ROW, headers={WANTS_PARTIAL: "true"})
+        return json.loads(await answer.read())
+
+    failed = asyncio.run(post())
+    for bound in run.sockets.values():
+        bound.close()
+    assert failed.get("failed_in") == said
+    kinds = [item["type"] for item in failed["partial_response"]["output"]]
+    assert kinds == ["function_call", "function_call_output", "message"]
+
+
 def test_a_model_that_only_thinks_gives_a_marked_result(play: Play) -> None:
     ((answer, result),) = play(make_run({"rules": [{"reply": {"reasoning": "hm"}}]}), ROW)
 
@@ -257,3 +309,79 @@ def test_an_unverified_rollout_is_marked_and_its_session_ended(play: Play) -> No
     environment = run.servers["environment"]
     assert isinstance(environment, CountingServer)
     assert [kind for kind, _ in environment._events] == ["count", "end"]
+
+
+NO_TOOLS = [
+    *["verify", "seed_session", "end_session", "aggregate_metrics", "reverify_mode", "mcp"],
+    *["", "/", ".", "..", "../verify", "count/../verify", "./verify", "verify/", "//verify", "verify?x=1"],
+    *["%76erify", "count/%2e%2e/verify", "http://127.0.0.1:1/count", "//127.0.0.1/count", "docs", "openapi.json"],
+    *["count ", "Count", "count\n", "count?x=1", "count#", "count/", "c\u00f6unt", "count\x00", "x" * 100_000],
+]
+
+
+def outputs_of(result: dict[str, Any]) -> list[str]:
+    return [item["output"] for item in result["response"]["output"] if item["type"] == "function_call_output"]
+
+
+@pytest.mark.parametrize("agent", [SimpleAgent, PoliteAgent])
+def test_only_the_tools_of_the_row_are_called(play: Play, agent: type[SimpleServer]) -> None:
+    run = make_run(tool_calls(*NO_TOOLS, "count"), agent=agent)
+
+    ((answer, result),) = play(run, ROW)
+
+    assert (answer.status, result["reward"]) == (200, 1.0)
+    *refused, counted = outputs_of(result)
+    assert counted == '{"count":1}'
+    assert len(refused) == len(NO_TOOLS)
+    assert all(json.loads(output)["error"].startswith("There is no tool ") for output in refused)
+    environment = run.servers["environment"]
+    assert isinstance(environment, CountingServer)
+    assert [kind for kind, _ in environment._events] == ["count", "end"]
+
+
+def test_a_row_cannot_make_a_tool_of_a_route_that_runs_the_environment(play: Play) -> None:
+    names = ["verify", "seed_session", "end_session", "aggregate_metrics", "..", "count/../verify", "verify/", "mcp"]
+    run = make_run(tool_calls(*names, "count"))
+
+    ((answer, result),) = play(run, offering(*names, "count"))
+
+    assert (answer.status, result["reward"]) == (200, 1.0)
+    assert all("belongs to the environment itself" in output for output in outputs_of(result)[:-1])
+    environment = run.servers["environment"]
+    assert isinstance(environment, CountingServer)
+    assert [kind for kind, _ in environment._events] == ["count", "end"]
+
+
+@pytest.mark.parametrize("agent", [SimpleAgent, PoliteAgent])
+def test_an_environment_declares_the_tools_that_rows_do_not_name(play: Play, agent: type[SimpleServer]) -> None:
+    run = make_run(tool_calls("count", "crash"), environment=OfferingServer, agent=agent)
+
+    ((answer, result),) = play(run, offering())
+
+    assert (answer.status, result["reward"]) == (200, 1.0)
+    assert outputs_of(result)[0] == '{"count":1}'
+    assert "There is no tool 'crash'" in outputs_of(result)[1]
+    assert result["responses_create_params"]["tools"] == []
+
+
+def test_a_tool_that_hangs_is_told_to_the_model(play: Play) -> None:
+    run = make_run(tool_calls("hang", "count"), tool_timeout_s=0.2)
+
+    ((answer, result),) = play(run, offering("hang", "count"))
+
+    assert (answer.status, result["reward"]) == (200, 1.0)
+    assert "The tool hang did not answer within 0.2 s" in outputs_of(result)[0]
+
+
+def test_a_model_that_calls_tools_for_ever_is_ended_and_scored(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("responses_api_agents.simple_agent.app.MOST_STEPS", 40)
+    endless = {"rules": [{"reply": {"tool_call": {"name": "count", "arguments": {}}}}]}
+
+    ((_, result),) = play(make_run(endless), ROW)
+    ((_, limited),) = play(make_run(endless, max_steps=3), ROW)
+
+    assert (result["reward"], result["ng_stop_reason"]) == (40.0, "max_steps")
+    assert result["response"]["incomplete_details"]["reason"] == "max_steps"
+    assert result["response"]["status"] == "incomplete"
+    assert (limited["reward"], limited["response"]["status"]) == (3.0, "completed")
+    assert "ng_stop_reason" not in limited

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from omegaconf import OmegaConf
 
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.servers.listening import listen
+from nemo_gym.testing import listen
 from responses_api_models.azure_openai_model.app import (
     AzureOpenAIModelServer,
     AzureOpenAIModelServerConfig,

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from nemo_gym.openai_utils import NeMoGymResponse
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.servers.listening import listen
+from nemo_gym.testing import listen
 from responses_api_models.inference_provider.app import InferenceProviderModel, InferenceProviderModelConfig
 
 MakeModel = Callable[..., InferenceProviderModel]

@@ -17,11 +17,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from omegaconf import OmegaConf
 
-from nemo_gym.http.endpoint_errors import EndpointSettings, explained_error
-from nemo_gym.http.errors import ServerResponseError
+from nemo_gym.base_responses_api_model import EndpointSettings, explained_error
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
-from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
-from nemo_gym.servers.listening import listen
+from nemo_gym.server_utils import (
+    GlobalAIOHTTPAsyncClientConfig,
+    ServerClient,
+    ServerResponseError,
+    set_global_aiohttp_client,
+)
+from nemo_gym.testing import listen
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 
 MakeModel = Callable[..., OpenAIModel]
@@ -133,6 +137,30 @@ def test_only_fields_that_were_set_go_on_and_the_configured_model_wins(
     assert {name: answer.json()[name] for name in RESPONSE} == RESPONSE
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"input_tokens_details": None, "output_tokens_details": None},
+        {},
+        {"input_tokens_details": {}, "output_tokens_details": {"reasoning_tokens": None}},
+        {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}},
+    ],
+)
+def test_what_an_endpoint_leaves_out_is_filled_in(
+    endpoint: Endpoint, make_model: MakeModel, told: dict[str, Any]
+) -> None:
+    counts = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    thought: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": [], "content": None}
+    endpoint.body = {**RESPONSE, "usage": {**counts, **told}, "output": [thought] if told else []}
+
+    (answer,) = post(make_model(endpoint.url), "/v1/responses", HELLO)
+
+    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    assert answer.json()["usage"] == {**counts, **details}
+    assert not [item for item in answer.json()["output"] if "content" in item]
+    assert answer.json()["vendor_field"] == "kept"
+
+
 def test_chat_completions_go_on_in_the_same_way(endpoint: Endpoint, make_model: MakeModel) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
@@ -214,14 +242,23 @@ def test_a_refusal_is_one_sentence_with_the_endpoint_and_the_setting(
 
 
 def test_other_refusals_keep_the_endpoints_words(endpoint: Endpoint, make_model: MakeModel) -> None:
+    endpoint.status, endpoint.body = 400, {"error": {"message": "temperature must be between 0 and 2"}}
+
+    (answer,) = post(make_model(endpoint.url), "/v1/responses", HELLO)
+
+    assert answer.headers["x-nemo-gym-error-status"] == "400"
+    assert "temperature must be between 0 and 2" in answer.json()
+    assert "correct policy" not in answer.json()
+
+
+def test_a_conversation_that_no_longer_fits_is_an_incomplete_answer(endpoint: Endpoint, make_model: MakeModel) -> None:
     said = {"error": {"message": "This model's maximum context length is 4096 tokens"}}
     endpoint.status, endpoint.body = 400, said
 
     (answer,) = post(make_model(endpoint.url), "/v1/responses", HELLO)
 
-    assert answer.headers["x-nemo-gym-error-status"] == "400"
-    assert "maximum context length is 4096 tokens" in answer.json()
-    assert "correct policy" not in answer.json()
+    assert (answer.status_code, answer.json()["status"], answer.json()["output"]) == (200, "incomplete", [])
+    assert answer.json()["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it(make_model: MakeModel) -> None:

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.servers.listening import listen
+from nemo_gym.testing import listen
 from responses_api_models.scripted_model.app import ScriptedModel, ScriptedModelConfig
 
 

@@ -177,7 +177,7 @@ def test_usage_can_be_set_and_withheld(client: MakeClient) -> None:
     assert usage["input_tokens"] == 100
     assert 5 <= usage["output_tokens"] <= 9
     assert usage["total_tokens"] == 100 + usage["output_tokens"]
-    assert usage["input_tokens_details"] is None
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
     assert none.post("/v1/responses", json=ASK).json()["usage"] is None
     assert none.post("/v1/chat/completions", json=CHAT_ASK).json()["usage"] is None
 

@@ -12,9 +12,8 @@ from fastapi.testclient import TestClient
 from omegaconf import OmegaConf
 
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.addresses import Address
-from nemo_gym.http.local import register_local_app
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
+from nemo_gym.testing import Address, register_local_app
 from responses_api_models.scripted_model.app import ScriptedModel
 from responses_api_models.scripted_model.conversation import Conversation, Said
 from responses_api_models.scripted_model.draws import Draws
@@ -67,7 +66,7 @@ def test_a_disconnect_closes_the_connection_without_a_byte(serve: Serve) -> None
     async def raw() -> bytes:
         reader, writer = await asyncio.open_connection(host, int(port))
         payload = json.dumps(ASK).encode()
-        head = "POST /v1/responses HTTP/1.1", "Host: x", "Content-Type: application/json"
+        head = "POST /v1/responses HTTP/1.1", "Host: localhost", "Content-Type: application/json"
         writer.write("\r\n".join([*head, f"Content-Length: {len(payload)}", "", ""]).encode() + payload)
         received = await asyncio.wait_for(reader.read(), 20)
         writer.close()

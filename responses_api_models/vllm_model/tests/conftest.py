@@ -15,10 +15,9 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from nemo_gym.http.session import use_client_settings
 from nemo_gym.openai_utils import NeMoGymResponse
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
-from nemo_gym.servers.listening import listen
+from nemo_gym.testing import listen, use_client_settings
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
 
 END = "<end>"

@@ -15,6 +15,7 @@ from nemo_gym.openai_utils import (
 )
 from responses_api_models.vllm_model.app import (
     VLLMModel,
+    warn_once,
 )
 
 MakeModel = Callable[..., VLLMModel]
@@ -196,7 +197,6 @@ def test_sound_in_the_metadata_reaches_the_model(
     [
         ({"input": "hello", "metadata": {"extra_body": "{"}}, "metadata.extra_body must be JSON"),
         ({"input": "hello", "metadata": {"audio_path": "clip.wav"}}, "audio_root"),
-        ({"input": "hello", "tool_choice": "required"}, "offers no tools"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
         ({"input": "hello", "metadata": {"extra_body": '{"n": 2}'}}, "n must be 1"),
     ],
@@ -211,6 +211,45 @@ def test_a_request_that_cannot_be_put_to_the_endpoint_is_the_callers_fault(
     assert answer.status_code == 400
     assert words in answer.json()["detail"]
     assert vllm.requests == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "get_weather"}}, "tool_choice"),
+    ],
+)
+def test_what_a_chat_cannot_honour_is_dropped_with_one_warning(
+    start_vllm: StartVLLM,
+    make_model: MakeModel,
+    post: Post,
+    caplog: pytest.LogCaptureFixture,
+    asked: dict[str, Any],
+    word: str,
+) -> None:
+    warn_once.cache_clear()
+    vllm = start_vllm(replies=[{"text": "Yes."}])
+
+    answers = post(make_model(vllm.url), *[{"input": "hello", **asked}] * 3)
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert {name: answers[0].json()[name] for name in asked} == asked
+    assert [set(sent) for sent in vllm.requests] == [{"model", "messages"}] * 3
+    assert [line for line in caplog.messages if word in line and "dropped" in line] == caplog.messages[:1]
+
+
+def test_empty_turns_of_the_model_are_kept(start_vllm: StartVLLM, make_model: MakeModel, respond: Respond) -> None:
+    vllm = start_vllm(replies=[{"text": "Yes."}])
+    silent = {"role": "assistant", "content": ""}
+    silent_output = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ""}]}
+    user = {"role": "user", "content": "Well?"}
+
+    respond(make_model(vllm.url), {"input": [user, silent, user, silent_output, user]})
+
+    assert [message["role"] for message in vllm.requests[0]["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    assert vllm.requests[0]["messages"][1] == {"role": "assistant", "content": ""}
 
 
 def test_a_conversation_that_no_longer_fits_ends_without_an_error(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.errors import ConfigError
+from nemo_gym.config_types import ConfigError
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from responses_api_models.vllm_model.app import VLLMModel
 from responses_api_models.vllm_model.completions import (

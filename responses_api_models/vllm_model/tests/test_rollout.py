@@ -11,9 +11,8 @@ from fastapi import FastAPI
 from omegaconf import OmegaConf
 
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.addresses import Address
-from nemo_gym.http.local import register_local_app
 from nemo_gym.server_utils import ServerClient, SimpleServer
+from nemo_gym.testing import Address, register_local_app
 from resources_servers.example_single_tool_call.app import SimpleWeatherResourcesServer
 from responses_api_agents.simple_agent.app import SimpleAgent
 from responses_api_models.scripted_model.app import ScriptedModel, ScriptedModelConfig

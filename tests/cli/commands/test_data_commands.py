@@ -46,6 +46,33 @@ def test_offending_rows_end_ng_prepare_data_with_exit_code_2(script: Script, tmp
     assert len((tmp_path / "out/example.jsonl").read_text().splitlines()) == 2
 
 
+def test_rows_that_the_environment_would_refuse_end_ng_prepare_data_too(script: Script, tmp_path: Path) -> None:
+    environment = "resources_server: {type: resources_servers, name: string_match}\n      model_server"
+    included = "config_paths: [resources_servers/string_match/configs/string_match.yaml]\n"
+    (tmp_path / "c.yaml").write_text(included + CONFIG.replace("model_server", environment))
+    rows = ['{"prompt": "q", "expected_answer": 5}', "", '{"prompt": "q"}', '{"prompt": "r"}']
+    (tmp_path / "e.jsonl").write_text("\n".join(rows))
+    deaf = "~string_match_simple_agent"  # it has data of its own
+    options = ["+config_paths=[c.yaml]", "+mode=example_validation", "+output_dirpath=out", deaf]
+
+    refused = script("ng_prepare_data", *options)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines()[-3:] == [
+        "Error: rows cannot be rolled out, so nothing was written:",
+        f"  {tmp_path}/e.jsonl, line 3: expected_answer: it is missing (2 rows are like this)",
+        "Correct or remove them, or pass +keep_offending_rows=true to write them as they are.",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "e.jsonl"]
+
+    kept = script("ng_prepare_data", *options, "+keep_offending_rows=true")
+    assert kept.returncode == 0, kept.stderr
+    assert "e.jsonl, line 3: expected_answer: it is missing" in kept.stderr
+
+    unverified = script("ng_prepare_data", *options, "+skip_verification=true")
+    assert unverified.returncode == 0, unverified.stderr
+    assert "expected_answer" not in unverified.stderr
+
+
 def test_examples_of_this_distribution_are_valid_from_anywhere(tmp_path: Path) -> None:
     config = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
     prepare_data.main.run([f"+config_paths=[{config}]", "+mode=example_validation", "+output_dirpath=out"])
@@ -91,7 +118,7 @@ def test_transfers_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> Non
 def test_an_installation_without_tests_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_gym.paths.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.dev_test.PARENT_DIR", tmp_path)
     with pytest.raises(SystemExit) as ended:
         dev_test.main.run([])
     assert ended.value.code == 2
@@ -101,7 +128,7 @@ def test_an_installation_without_tests_says_so(
 def test_in_a_checkout_its_tests_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_gym.paths.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.dev_test.PARENT_DIR", tmp_path)
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)  # its coverage is not ours
     (tmp_path / "pyproject.toml").write_text("")

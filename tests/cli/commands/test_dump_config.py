@@ -6,7 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.commands.dump_config import safe_yaml
+from nemo_gym.cli.config import safe_yaml
 from nemo_gym.errors import ConfigInterpolationError
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,5 +56,5 @@ def test_what_cannot_be_resolved_is_a_mistake_of_the_user(script: Script, tmp_pa
 
 
 def test_what_cannot_be_resolved_in_a_launchers_config_is_named() -> None:
-    with pytest.raises(ConfigInterpolationError, match=r"outer\.a cannot be resolved"):
+    with pytest.raises(ConfigInterpolationError, match=r"'nowhere' is not set, but outer\.a"):
         safe_yaml(OmegaConf.create({"outer": {"a": "${nowhere}"}}))

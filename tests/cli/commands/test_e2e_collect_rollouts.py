@@ -3,8 +3,6 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +13,14 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.e2e import prepare_rows
 from nemo_gym.errors import ConfigError
-from nemo_gym.rollouts.config import E2ERolloutCollectionConfig, RolloutCollectionConfig
+from nemo_gym.launch.end_to_end import plan_end_to_end, prepare_rows
+from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
+from tests.programs import Piped, ensure_running
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 AGENT = "example_single_tool_call_simple_agent"
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Piped]
 
 
 def row(content: str) -> dict[str, Any]:
@@ -47,17 +46,15 @@ def config(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def start(tmp_path: Path, config: dict[str, Any]) -> Iterator[Start]:
     """Start the command; what it started is gone when the test ends."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Piped] = []
 
-    def run(*arguments: str) -> "subprocess.Popen[str]":
+    def run(*arguments: str) -> Piped:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-        script = Path(sys.executable).with_name("ng_e2e_collect_rollouts")
         given = ["+config_paths=[config.yaml]", "+split=train", "+output_jsonl_fpath=results/out.jsonl", *arguments]
-        started.append(
-            subprocess.Popen([script, *given], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        started.append(Piped("ng_e2e_collect_rollouts", *given, folder=tmp_path))
         return started[-1]
 
+    ensure_running()
     me = psutil.Process()
     before = {child.pid for child in me.children(recursive=True)}  # by pid: start times shift with the clock
     yield run
@@ -70,9 +67,9 @@ def start(tmp_path: Path, config: dict[str, Any]) -> Iterator[Start]:
         time.sleep(0.05)
 
 
-def finish(run: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def finish(run: Piped) -> tuple[int, str, str]:
     printed, errors = run.communicate(timeout=120)
-    return run.returncode, printed, errors
+    return run.wait(), printed, errors
 
 
 def lines_in(path: Path) -> list[dict[str, Any]]:
@@ -107,7 +104,7 @@ def test_data_is_prepared_servers_run_and_rollouts_are_scored(start: Start, tmp_
     assert len(lines_in(tmp_path / "results/out.jsonl")) == 16
 
 
-def wait_for_lines(path: Path, count: int, run: "subprocess.Popen[str]") -> None:
+def wait_for_lines(path: Path, count: int, run: Piped) -> None:
     deadline = time.monotonic() + 60
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert run.poll() is None, run.communicate()
@@ -168,6 +165,55 @@ def test_a_server_that_dies_ends_the_run_with_its_name(start: Start, tmp_path: P
     assert lines_in(tmp_path / "results/out.jsonl")
 
 
+OWN_ENVIRONMENT = """
+from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
+
+class Own(SimpleResourcesServer):
+    async def verify(self, body: BaseVerifyRequest):
+        return BaseVerifyResponse(**body.model_dump(), reward=1.0)
+
+    def compute_metrics(self, tasks):
+        return {{"version": {version}}}
+
+if __name__ == "__main__":
+    Own.run_webserver()
+"""
+
+
+def test_a_complete_run_shows_changed_metrics_without_starting_a_server(
+    start: Start, config: dict[str, Any], tmp_path: Path
+) -> None:
+    app = tmp_path / "resources_servers" / "own" / "app.py"
+    app.parent.mkdir(parents=True)
+    (app.parent / "requirements.txt").touch()
+    app.write_text(OWN_ENVIRONMENT.format(version=1))
+    config["own"] = {"resources_servers": {"own": {"entrypoint": "app.py", "domain": "other"}}}
+    config[AGENT]["responses_api_agents"]["simple_agent"]["resources_server"] = {
+        "type": "resources_servers",
+        "name": "own",
+    }
+    code, _, errors = finish(start("+head_server.port=0"))
+    assert code == 0, errors
+    path = tmp_path / "results/out_aggregate_metrics.json"
+    assert json.loads(path.read_bytes())[0]["agent_metrics"]["version"] == 1
+
+    app.write_text(OWN_ENVIRONMENT.format(version=2))
+    code, _, errors = finish(start("+resume_from_cache=true"))
+
+    assert code == 0, errors
+    assert "servers" not in errors.lower()  # none is started, so none is ready
+    renewed = path.read_bytes()
+    assert json.loads(renewed)[0]["agent_metrics"]["version"] == 2
+
+    app.write_text("import a_package_that_is_not_here")
+    code, printed, errors = finish(start("+resume_from_cache=true", "+json=true"))
+
+    assert code == 0, errors
+    assert "the metrics on disk are shown as they are" in errors
+    assert json.loads(printed)["finished"] == 8
+    assert path.read_bytes() == renewed
+
+
 def test_bad_rows_end_it_before_anything_is_started(start: Start, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"question": "q"}\n')
     code, printed, errors = finish(start())
@@ -182,6 +228,27 @@ def test_a_dry_run_stops_before_collecting(start: Start, tmp_path: Path) -> None
     assert code == 0, errors
     assert "Dry run passed" in printed
     assert not (tmp_path / "results/out.jsonl").exists()
+
+
+def test_a_plan_prepares_nothing_and_starts_nothing(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    merged = OmegaConf.merge(OmegaConf.load(Path(__file__).parents[3] / ENVIRONMENT), config)
+    before = sorted(tmp_path.rglob("*"))
+
+    def plan(split: str) -> dict[str, Any]:
+        options = {"output_jsonl_fpath": "results/out.jsonl", "split": split, "num_repeats": 3}
+        chosen = E2ERolloutCollectionConfig.model_validate(options)
+        return plan_end_to_end(chosen, merged).as_json()  # type: ignore[arg-type]
+
+    made = plan("train")
+    assert made["agents"] == {AGENT: {"tasks": 4, "rollouts": 24, "owed": 24}}  # each row is there twice
+    assert made["first_request"]["note"] == "task 0"
+    assert "results/out/preprocessed_datasets" in made["files"]
+    with pytest.raises(ConfigError, match=r"gone\.jsonl"):
+        plan("validation")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def prepared(config: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
@@ -249,3 +316,14 @@ def test_every_option_of_ng_collect_rollouts_is_an_option_here() -> None:
     assert passed_on.upload_rollouts is False
     assert passed_on.responses_create_params == {"temperature": 0.5}
     assert (passed_on.agent_name, passed_on.prompt_config) == (None, None)  # they are in the rows
+
+
+def test_a_server_that_refuses_its_block_is_a_users_mistake(start: Start) -> None:
+    ended = start("++policy_model.responses_api_models.scripted_model.script=7")
+    _, errors = ended.communicate(timeout=120)
+    assert ended.returncode == 2
+    last = errors.splitlines()[-1]
+    assert last.startswith(
+        "Error: Server `policy_model` cannot be started: the config of server 'policy_model' does not"
+    )
+    assert "script" in last

@@ -1,8 +1,11 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -184,3 +187,51 @@ def test_the_public_module_offers_the_arguments() -> None:
     config = RewardProfileConfig(materialized_inputs_jsonl_fpath="a", rollouts_jsonl_fpath="b")
 
     assert (config.allow_partial_rollouts, config.select) == (False, None)
+
+
+LINK = re.compile(r'<a href="([^"]*)">task (\d+)</a>')
+
+
+def test_tasks_lead_to_their_rollouts_on_a_page_that_is_written_for_them(profile: Run) -> None:
+    printed = profile("++allow_partial_rollouts=True", "+rollouts_page=pages/its rollouts.html")
+
+    assert "Rollouts of its tasks: pages/its rollouts.html\n" in printed
+    links = LINK.findall(Path("rollouts_reward_profile.html").read_text())
+    tasks = [record["_ng_task_index"] for record in read("rollouts_reward_profiling.jsonl")]
+    assert sorted(int(task) for _, task in links) == sorted(tasks)
+    page = Path("pages/its rollouts.html").read_text()
+    data = json.loads(re.findall(r'id="export-data">(.*?)</script>', page)[0])
+    (run,) = data["run"]
+    for link, task in links:
+        file, _, place = unescape(link).partition("#")
+        assert unquote(file) == "pages/its rollouts.html"
+        assert place == f"/runs/{run}?where=task%20%3D%3D%20{task}"
+        rows = [row for row in data["rollouts"][run]["rows"] if row["task"] == int(task)]
+        assert len(rows) == sum(record["_ng_task_index"] == int(task) for record in read("rollouts.jsonl"))
+
+
+def test_tasks_lead_to_a_viewer_that_runs_without_giving_its_token_away(profile: Run) -> None:
+    profile("++allow_partial_rollouts=True", "'+rollouts_page=http://127.0.0.1:8123/?token=secret#/runs'".strip("'"))
+
+    page = Path("rollouts_reward_profile.html").read_text()
+    assert all(link.startswith("http://127.0.0.1:8123/#/runs/") for link, _ in LINK.findall(page))
+    assert LINK.findall(page)
+    assert "secret" not in page
+
+
+def test_tasks_lead_nowhere_unless_somebody_says_where(profile: Run) -> None:
+    profile("++allow_partial_rollouts=True")
+
+    page = Path("rollouts_reward_profile.html").read_text()
+    assert "<td>task 0</td>" in page
+    assert "<a " not in page
+
+
+@pytest.mark.parametrize("target", ["rollouts.jsonl", "rollouts_reward_profile.html", "rows.jsonl/page.html"])
+def test_a_page_of_rollouts_replaces_nothing_else(profile: Run, target: str) -> None:
+    before = Path("rollouts.jsonl").read_bytes()
+    errors = profile("++allow_partial_rollouts=True", f"+rollouts_page={target}", code=2)
+
+    assert len(errors.splitlines()) == 1
+    assert Path("rollouts.jsonl").read_bytes() == before
+    assert not Path("rollouts_reward_profile.html").exists()

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from nemo_gym.cli.commands import pip_list, test, test_all
-from nemo_gym.data.example_data import example_problems
+from nemo_gym.launch.server_tests import example_problems
 
 PASSES = "from resources_servers.{name}.app import ANSWER\ndef test_it() -> None:\n    assert ANSWER == 42\n"
 FAILS = "def test_it() -> None:\n    assert False\n"
 Write = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("bare_pytest")
 
 
 @pytest.fixture
@@ -127,7 +128,10 @@ def test_an_environment_that_does_not_exist_yet_is_told(
     assert "`ng_test +entrypoint=resources_servers/mine` makes it" in capfd.readouterr().err
 
 
-def test_an_environment_of_its_own_is_used(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_of_its_own_is_used(
+    write: Write, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # uv would look at the interpreter more closely
     folder = write("mine", requirements="surely-not-installed\n")
     python = folder / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -155,3 +159,21 @@ def test_example_data_is_checked_file_by_file(write: Write) -> None:
         assert expected in problem
     (data / "example_metrics.json").write_text("no json")
     assert any("counts None examples" in problem for problem in example_problems(folder))
+
+
+WARNS = "import warnings\ndef test_it() -> None:\n    warnings.warn('old', DeprecationWarning)\n"
+
+
+def test_the_strictness_of_a_checkout_about_warnings_is_for_its_own_tests(
+    write: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n')
+    folder = write("mine", WARNS)
+
+    test.main.run(["+entrypoint=resources_servers/mine"])
+    assert "1 passed, 1 warning" in capfd.readouterr().out
+
+    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    with pytest.raises(SystemExit):
+        test.main.run(["+entrypoint=resources_servers/mine"])
+    assert "-m pytest -W default`" in capfd.readouterr().out

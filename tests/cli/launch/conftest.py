@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.run_helper import RunHelper
 from nemo_gym.global_config import GlobalConfigDictParserConfig
+from nemo_gym.launch.run_helper import RunHelper
 from tests.ports import free_port as find_free_port
+from tests.programs import Piped, ensure_running
 
 PLAIN_APP = """
 # A server that knows nothing of nemo-gym: it starts in no time.
@@ -50,11 +50,10 @@ class Mine(SimpleResourcesServer):
 if __name__ == "__main__":
     Mine.run_webserver()
 """
-NG_RUN = "from nemo_gym.cli.commands.run import main\nmain()"
 
 WriteServer = Callable[..., Path]
 StartRun = Callable[..., RunHelper]
-RunCommand = Callable[..., "subprocess.Popen[str]"]
+RunCommand = Callable[..., Piped]
 
 
 @pytest.fixture
@@ -114,6 +113,7 @@ def start_run(config_for: Callable[..., dict[str, Any]]) -> Iterator[StartRun]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """Fail a test after which a process it started still runs."""
+    ensure_running()
     me = psutil.Process()
     before = {child.pid for child in me.children(recursive=True)}
     yield
@@ -129,21 +129,12 @@ def _nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def ng_run(tmp_path: Path, config_for: Callable[..., dict[str, Any]]) -> Iterator[RunCommand]:
-    """Start `ng_run` as a user does, in a process group of its own."""
-    started: list[subprocess.Popen[str]] = []
+    """Start `ng_run` as a user does."""
+    started: list[Piped] = []
 
-    def run(*names: str, arguments: tuple[str, ...] = (), **settings: Any) -> "subprocess.Popen[str]":
+    def run(*names: str, arguments: tuple[str, ...] = (), **settings: Any) -> Piped:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_for(*names, **settings)))
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", NG_RUN, "+config_paths=[config.yaml]", *arguments],
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        )
+        started.append(Piped("ng_run", "+config_paths=[config.yaml]", *arguments, folder=tmp_path))
         return started[-1]
 
     yield run

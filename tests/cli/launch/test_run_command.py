@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import Piped
+
 WriteServer = Callable[..., Path]
-RunCommand = Callable[..., "subprocess.Popen[str]"]
+RunCommand = Callable[..., Piped]
 Find = Callable[[int], list[int]]
 IsGone = Callable[[int], bool]
 WaitFor = Callable[[Callable[[], object]], None]
@@ -22,14 +24,12 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 NEVER_READY = "import time\nprint('not yet', flush=True)\ntime.sleep(60)"
 
 
-def wait_until_ready(run: "subprocess.Popen[str]") -> str:
-    assert run.stdout is not None
+def wait_until_ready(run: Piped) -> str:
     printed = ""
     for line in run.stdout:
         printed += line
         if "servers ready!" in line:
             return printed
-    assert run.stderr is not None
     pytest.fail(f"not started: {printed}{run.stderr.read()}")
 
 
@@ -85,7 +85,6 @@ def test_ctrl_c_during_start_stops_what_was_started(
 ) -> None:
     write_server("mute", NEVER_READY)
     run = ng_run("mute")
-    assert run.stderr is not None
     while "(mute) not yet" not in run.stderr.readline():
         assert run.poll() is None
     pids = processes_of(run.pid)
@@ -130,6 +129,37 @@ def test_killing_the_launcher_leaves_nothing_running(
     run.kill()
     run.communicate(timeout=20)
     wait_for(lambda: all(map(is_gone, pids)))
+
+
+def test_the_config_file_of_a_run_whose_launcher_and_warden_were_killed_goes_at_the_next_start(
+    write_server: WriteServer,
+    ng_run: RunCommand,
+    processes_of: Find,
+    is_gone: IsGone,
+    wait_for: WaitFor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    write_server("one")
+    first = ng_run("one")
+    wait_until_ready(first)
+    pids = processes_of(first.pid)
+    for pid in (first.pid, *pids):
+        os.kill(pid, signal.SIGKILL)
+    first.communicate(timeout=20)
+    wait_for(lambda: all(map(is_gone, pids)))
+    [left] = tmp_path.glob("nemo_gym_config_*.yaml")
+
+    second = ng_run("one")
+    wait_until_ready(second)
+    [used] = tmp_path.glob("nemo_gym_config_*.yaml")
+    assert used != left
+    ng_run("one", arguments=("+dry_run=true",)).communicate(timeout=60)
+    assert list(tmp_path.glob("nemo_gym_config_*.yaml")) == [used]
+    second.send_signal(signal.SIGTERM)
+    second.communicate(timeout=30)
+    assert not used.exists()
 
 
 def test_a_crash_ends_the_run_with_a_message_and_exit_code_1(

@@ -236,3 +236,28 @@ def test_a_dry_run_checks_every_server_and_leaves_nothing_running(
     assert "Dry run passed: 2 / 2" in capsys.readouterr().out
     helper.poll()
     helper.run_forever()
+
+
+def test_embedding_programs_can_wait_and_ask_themselves(
+    write_server: WriteServer, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    own_wait = RunHelper.wait_for_spinup
+
+    def wait(helper: RunHelper) -> None:
+        waited.append("start")
+        own_wait(helper)
+
+    monkeypatch.setattr(RunHelper, "wait_for_spinup", wait)
+    write_server("one")
+    write_server("two")
+
+    helper = start_run("one", "two")
+
+    assert waited == ["start"]
+    own_wait(helper)  # all of them answer: it returns at once
+    helper.wait_for_dry_run_spinup()
+    assert helper.check_http_server_statuses([]) == [("one", "success"), ("two", "success")]
+    assert helper.check_http_server_statuses(["one"]) == [("two", "success")]
+    helper.shutdown()
+    assert helper.check_http_server_statuses([]) == []

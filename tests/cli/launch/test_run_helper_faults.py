@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli import RunHelper, fleet
-from nemo_gym.cli.fleet import RestartBudget
-from nemo_gym.errors import ConfigError
+from nemo_gym.cli import RunHelper
+from nemo_gym.errors import ConfigError, ServerBlockError
+from nemo_gym.launch import fleet
+from nemo_gym.launch.fleet import RestartBudget
 
 WriteServer = Callable[..., Path]
 StartRun = Callable[..., RunHelper]
@@ -147,7 +148,8 @@ def test_requirements_that_cannot_be_installed_stop_the_run_before_it_starts(
     assert f"The requirements of 'wrong' cannot be installed; correct {folder}/requirements.txt" in message or (
         "The requirements of 'also_wrong'" in message
     )
-    assert "No matching distribution found" in message
+    assert "surely-not-there" in message or "not-there-either" in message
+    assert "with +compat_packages=false" in message
     assert "listening" not in capfd.readouterr().err
 
 
@@ -275,3 +277,25 @@ def test_settings_that_make_no_sense_are_refused(
     write_server("one")
     with pytest.raises(ConfigError, match=next(iter(setting))):
         start_run("one", **setting)
+
+
+@pytest.mark.parametrize(("isolation", "dry_run"), [("process", False), ("hosted", False), ("hosted", True)])
+def test_a_server_that_refuses_its_block_is_the_users_to_fix_and_takes_one_line(
+    write_server: WriteServer, start_run: StartRun, apps: dict[str, str], isolation: str, dry_run: bool
+) -> None:
+    app = (
+        apps["gym"]
+        .replace("    async def", "    config: MineConfig\n    async def")
+        .replace("class Mine", "class MineConfig(BaseResourcesServerConfig):\n    size: int\n\nclass Mine", 1)
+    )
+    app = app.replace("import BaseVerifyResponse", "import BaseResourcesServerConfig, BaseVerifyResponse")
+    write_server("mine", app)
+    with pytest.raises(ServerBlockError) as caught:
+        start_run("mine", blocks={"mine": {"isolation": isolation, "size": "big"}}, dry_run=dry_run)
+    assert isinstance(caught.value, ConfigError)  # exit code 2
+    assert isinstance(caught.value, RuntimeError)  # what programs that embed the helper catch
+    line = str(caught.value).removeprefix("The dry run failed.\n\n")
+    assert "\n" not in line
+    assert line.startswith("Server `mine` cannot be started: the config of server 'mine' does not fit MineConfig: size")
+    assert "'big'" in line
+    assert "ng_validate" in line

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import pytest
 
 from nemo_gym.cli import RunHelper
 from nemo_gym.server_status import StatusCommand
+from tests.programs import Piped
 
 WriteServer = Callable[..., Path]
 StartRun = Callable[..., RunHelper]
-RunCommand = Callable[..., "subprocess.Popen[str]"]
+RunCommand = Callable[..., Piped]
 
 
 def test_servers_that_others_can_reach_start_with_one_warning(

@@ -7,8 +7,8 @@ import pytest
 
 from nemo_gym.benchmarks import list_benchmarks
 from nemo_gym.cli.commands.prepare_benchmark import main
-from nemo_gym.data.samples import complete
 from nemo_gym.prompt import load_prompt_config
+from nemo_gym.train_data_utils import complete
 
 Rows = list[dict[str, Any]]
 NAMES = ["aime24", "gsm8k", "gpqa", "mmlu_pro"]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import orjson
 
-from nemo_gym.rollouts.config import RolloutCollectionConfig
-from nemo_gym.rollouts.run import check_input, open_run
-from nemo_gym.rollouts.shard_index import ShardIndex
-from nemo_gym.rollouts.shard_merge import settle_duplicates, write_merged
+from nemo_gym.combine.merge import settle_duplicates, write_merged
+from nemo_gym.runs.index import RecordIndex
+from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.run import check_input, open_run
 
 ROUNDS = 3
 TEXT = "The quick brown fox jumps over the lazy dog and thinks about it. " * 26
@@ -152,6 +152,6 @@ def _prepare_shards(folder: Path, size: int) -> list[Path]:
 
 
 def _merge(folder: Path) -> None:
-    index = ShardIndex(sorted(folder.glob("shard-*.jsonl")))
+    index = RecordIndex(sorted(folder.glob("shard-*.jsonl")))
     index.read()
     write_merged(index, settle_duplicates(index, "error").order, folder / "merged.jsonl")

@@ -1,0 +1,92 @@
+"""The reference of the commands, from their registry: one page each, with the text and the options of its `--help`."""
+
+import re
+from importlib import import_module
+from inspect import cleandoc, unwrap
+
+from pydantic import BaseModel
+
+from docs.site.fields import fields_table
+from docs.site.markdown import block, contents, escaped, page, table
+from nemo_gym.cli.registry import COMMANDS, GROUPS, CommandInfo, config_class_of
+from nemo_gym.schemas.cli_config import Shortcuts
+
+FOLDER = "reference/commands"
+
+
+def pages() -> dict[str, str]:
+    """Path and text of every page."""
+    made = {f"{FOLDER}/ng_{info.name}.md": _page(info) for info in COMMANDS}
+    made[f"{FOLDER}/index.md"] = _index()
+    return made
+
+
+def _index() -> str:
+    parts = [
+        "# Every command",
+        "Options are written `+name=value`. [Commands](../../commands.md) explains how, and what exit codes mean.",
+    ]
+    for group in GROUPS:
+        infos = [info for info in COMMANDS if info.group == group]
+        if infos:
+            rows = [(f"[`ng_{info.name}`](ng_{info.name}.md)", escaped(info.summary)) for info in infos]
+            parts += [f"## {group}", table(("Command", "Does"), rows)]
+    parts.append(contents([f"ng_{info.name}" for info in COMMANDS]).replace("\n\n", "\n:hidden:\n\n", 1))
+    return page(*parts)
+
+
+def _page(info: CommandInfo) -> str:
+    main = import_module(info.module).main
+    description, _, examples = cleandoc(unwrap(main).__doc__ or info.summary).partition("\nExamples:")
+    config_class = config_class_of(info)
+    options = fields_table(config_class, prefix="+") if config_class is not None else ""
+    return page(
+        f"# ng_{info.name}",
+        described(description),
+        "## Examples" if examples else "",
+        block(cleandoc(examples.strip("\n")), "bash") if examples else "",
+        "## Options",
+        options or "This command has no options of its own.",
+        _short_ways(config_class),
+        f"Also installed as `nemo_gym_{info.name}`. "
+        "Config files and every key in them can be given as well: see [Configuration](../../configuration.md).",
+    )
+
+
+def _short_ways(config_class: type[BaseModel] | None) -> str:
+    taken = getattr(config_class, "shortcuts", ())
+    if not taken:
+        return ""
+    unknown = set(Shortcuts.model_fields) - set(taken)
+    lead = "One word for config paths and keys: see [Short ways](../../commands.md#short-ways)."
+    return f"## Short ways\n\n{lead}\n\n{fields_table(Shortcuts, prefix='+', without=unknown)}"
+
+
+def described(text: str) -> str:
+    """A docstring as Markdown: indented parts and lists stay as they are, the rest is text."""
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", cleandoc(text)):
+        if paragraph.startswith("    "):
+            parts.append(block(cleandoc(paragraph)))
+        elif re.match(r"([A-Z]\w+):\n ", paragraph):
+            parts.append(_section(paragraph))
+        else:
+            parts.append(escaped(paragraph))
+    return "\n\n".join(parts)
+
+
+def _section(paragraph: str) -> str:
+    """`Args:`, `Raises:` and the like: a name, and below it one entry per line."""
+    head, _, rest = paragraph.partition("\n")
+    entries: list[str] = []
+    for line in cleandoc(rest).splitlines():
+        if line.startswith(" ") and entries:
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line.strip())
+    lines = []
+    for entry in entries:
+        name, colon, meaning = entry.partition(":")
+        is_named = bool(colon) and " " not in name.strip()
+        lines.append(f"- `{name}`: {escaped(meaning.strip())}" if is_named else f"- {escaped(entry)}")
+    return f"**{head.rstrip(':')}**\n\n" + "\n".join(lines)

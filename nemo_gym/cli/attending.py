@@ -1,0 +1,151 @@
+"""Runs that nobody sits in front of: a collecting command that leaves its terminal, and the end of one that is told.
+
+What leaves is a process of its own, in a session of its own, with the same arguments; the command that was typed waits
+until it has begun, or has said what is wrong, and then says where to find it.
+"""
+
+import json
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nemo_gym.collect.summary import RunSummary
+from nemo_gym.errors import ConfigError, GymError
+from nemo_gym.paths import append_own, make_folder
+from nemo_gym.runs.lock import address_in
+from nemo_gym.runs.options import RowOptions
+from nemo_gym.runs.options.attending import words_of
+from nemo_gym.runs.sockets import ask, run_id
+from nemo_gym.terminal import harmless, print_line
+
+logger = logging.getLogger(__name__)
+
+_PROGRAM = "import sys; from nemo_gym.cli.entry import {name} as main; sys.argv[0] = {script!r}; main()"
+_BEGUN_WITHIN_S = 20.0
+_STEP_S = 0.1
+_MOST_LOG_BYTES = 20_000
+_ON_END_WITHIN_S = 60.0
+_EXIT_FAILED, _EXIT_USER_MISTAKE, _EXIT_CTRL_C = 1, 2, 130
+_OPTION = "detach"
+
+
+def detach(name: str, config: RowOptions, command: Sequence[str]) -> int:
+    """Have `ng_<name>` with the arguments of `command` go on without this process; the exit code of this one.
+
+    Raises:
+        ConfigError: there can be no log.
+    """
+    log = Path(config.log_fpath) if config.log_fpath else config.paths.log
+    try:
+        make_folder(log.parent)
+        with append_own(log) as file:
+            begins = file.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM.format(name=name, script=command[0]), *_attached(command[1:])],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+    except OSError as error:
+        if isinstance(error, GymError):
+            raise
+        raise ConfigError(f"the log of a detached run, {log}, cannot be written: {error}") from error
+    try:
+        has_begun = _has_begun(process, config)
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
+    if process.poll() is not None:
+        _show(log, begins)
+        return process.returncode if process.returncode >= 0 else _EXIT_FAILED
+    _say_where(config, process.pid, log, has_begun=has_begun)
+    return 0
+
+
+def _attached(arguments: Sequence[str]) -> list[str]:
+    """The same arguments without the wish to leave, which a config file may have, too."""
+    own = {_OPTION, "log_fpath"}
+    kept = [argument for argument in arguments if argument.lstrip("+").partition("=")[0] not in own]
+    return kept if len(kept) < len(arguments) else [*kept, f"++{_OPTION}=false", "++log_fpath=null"]
+
+
+def _has_begun(process: "subprocess.Popen[bytes]", config: RowOptions) -> bool:
+    """Whether it collects by now; it may also have ended, or need longer."""
+    by_s = time.monotonic() + _BEGUN_WITHIN_S
+    while time.monotonic() < by_s and process.poll() is None:
+        address = address_in(config.paths)
+        if address is not None:
+            with suppress(GymError):
+                if ask(address, {"do": "status"}).get("pid") == process.pid:
+                    return True
+        time.sleep(_STEP_S)
+    return False
+
+
+def _show(log: Path, begins: int) -> None:
+    """What a process said that is over already."""
+    with log.open("rb") as file:
+        file.seek(max(begins, log.stat().st_size - _MOST_LOG_BYTES))
+        print(harmless(file.read().decode(errors="replace")), end="", file=sys.stderr)
+
+
+def _say_where(config: RowOptions, pid: int, log: Path, *, has_begun: bool) -> None:
+    output = config.paths.rollouts
+    if config.json_format:
+        where = {"pid": pid, "run": run_id(output), "output_jsonl_fpath": str(output), "log_fpath": str(log)}
+        print(json.dumps({**where, "has_begun": has_begun}))
+        return
+    print_line(f"Process {pid} {'collects' if has_begun else 'prepares to collect'} rollouts into {output}")
+    print_line(f"Log: {log}")
+    print_line(f"How it is doing: {shlex.join(['ng_attach', f'+run={output}'])}")
+    print_line(f"To stop it: {shlex.join(['ng_control', f'+run={output}', '+stop=true'])}")
+
+
+def telling_of_end(run: Callable[[], RunSummary | None], config: RowOptions) -> RunSummary | None:
+    """What `run` returns; when it has ended, in whatever way, the command of `on_end` is told."""
+    if config.on_end is None:
+        return run()
+    try:
+        summary = run()
+    except BaseException as error:
+        code = _EXIT_CTRL_C if isinstance(error, KeyboardInterrupt) else _EXIT_FAILED
+        code = _EXIT_USER_MISTAKE if isinstance(error, ConfigError) else code
+        what = harmless(str(error)) or type(error).__name__
+        _tell(config.on_end, {"output_jsonl_fpath": str(config.paths.rollouts), "exit_code": code, "error": what})
+        raise
+    if summary is not None:
+        _tell(config.on_end, {**summary.as_json(), "error": None})
+    return summary
+
+
+def _tell(command: str, summary: Mapping[str, Any]) -> None:
+    """Run a command with `summary` on its stdin; it has a minute, and its failure is one warning."""
+    try:
+        process = subprocess.Popen(words_of(command), stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+    except (OSError, ValueError) as error:
+        logger.warning("+on_end could not be run: %s", error)
+        return
+    content = orjson.dumps(summary, option=orjson.OPT_NON_STR_KEYS, default=str) + b"\n"
+    try:
+        process.communicate(content, timeout=_ON_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        logger.warning("+on_end did not end within %g s and was ended: %s", _ON_END_WITHIN_S, command)
+    else:
+        if process.returncode:
+            logger.warning("+on_end ended with code %d: %s", process.returncode, command)
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,132 @@
+"""`ng_check_rollouts`: what is odd about rollouts, with examples and a gate for CI."""
+
+import glob
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_gym.cli.command import command
+from nemo_gym.errors import ConfigPathNotFoundError
+from nemo_gym.schemas.cli_config import CheckRolloutsConfig
+from nemo_gym.terminal import harmless_json, print_line
+
+if TYPE_CHECKING:
+    from nemo_gym.collect.health import Finding, HealthScan, Place
+    from nemo_gym.compare.gate import Number, Verdict
+
+
+@command(CheckRolloutsConfig, reads_config=False)
+def main(config: CheckRolloutsConfig) -> None:
+    """Look for rollouts that are not what they should be, whatever their reward says.
+
+    Empty answers, answers cut off at the token limit, tools that were offered and never called, loops, arguments of
+    tool calls that are no JSON, refusals, equal answers over all repeats of a task, rewards out of range, rewards that
+    never differ, judges that contradict each other. With fail_if the exit code is 1 if the condition applies, else 0.
+
+    Examples:
+        ng_check_rollouts +input=results/rollouts.jsonl
+        ng_check_rollouts '+input=results/shards/*.jsonl' '+where=reward < 1' +examples=10
+        ng_check_rollouts +input=results/rollouts.jsonl '+fail_if=truncated.share > 0.01 or bad_arguments > 0'
+    """
+    from nemo_gym.collect.health import Check, HealthScan
+    from nemo_gym.compare.gate import exit_code, judge_numbers, parse_condition
+    from nemo_gym.runs.facts import RolloutFilter
+
+    names = ["rollouts", "odd", *(name for check in Check for name in (str(check), f"{check}.share"))]
+    conditions = [] if config.fail_if is None else [parse_condition(config.fail_if, names)]
+    where = None if config.where is None else RolloutFilter(config.where)
+    paths = _paths(config)
+    scan = HealthScan(reward_range=config.reward_range, examples=config.examples)
+    for path in paths:
+        scan.read(path, where)
+    if where is not None:
+        where.require_met()
+    findings = list(scan.findings())
+    called = paths[0].stem if len(paths) == 1 else f"{len(paths)} files"
+    verdicts = judge_numbers(called, _numbers(scan, findings), conditions)
+    if config.json_format:
+        _print_json(scan, findings, verdicts)
+    else:
+        _print(scan, findings, verdicts)
+    code = exit_code(verdicts, "fail")
+    if code:
+        sys.exit(code)
+
+
+def _paths(config: CheckRolloutsConfig) -> list[Path]:
+    from nemo_gym.runs.files import BESIDE_ROLLOUTS
+    from nemo_gym.runs.kinds import require_rollouts
+
+    found: list[Path] = []
+    for given in [config.input] if isinstance(config.input, str) else config.input:
+        path = Path(given).expanduser()
+        if path.is_file():
+            found.append(path)
+            continue
+        matching = sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        matching = [each for each in matching if each.is_file() and not each.name.endswith(BESIDE_ROLLOUTS)]
+        if not matching:
+            raise ConfigPathNotFoundError(f"+input={given} does not exist (looked in {Path.cwd()})")
+        found += matching
+    for path in found:
+        require_rollouts(path, "input")
+    return list(dict.fromkeys(found))
+
+
+def _numbers(scan: "HealthScan", findings: "list[Finding]") -> "dict[str, Number]":
+    numbers: dict[str, Number] = {"rollouts": float(scan.counts.rollouts), "odd": float(scan.counts.odd)}
+    for finding in findings:
+        numbers[finding.check] = float(finding.count)
+        numbers[f"{finding.check}.share"] = finding.count / finding.of if finding.of else 0.0
+    return numbers
+
+
+def _as_json(place: "Place") -> dict[str, Any]:
+    task, repeat = place.key
+    return {"file": str(place.path), "line": place.line, "task": task, "repeat": repeat}
+
+
+def _print_json(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
+    import orjson
+
+    checks = {
+        str(finding.check): {
+            "count": finding.count,
+            "of": finding.of,
+            "what": finding.what,
+            "examples": [_as_json(place) for place in finding.examples],
+        }
+        for finding in findings
+    }
+    gate = [{"condition": each.condition, "outcome": each.outcome.value, "values": each.values} for each in verdicts]
+    told = {"rollouts": scan.counts.rollouts, "odd": scan.counts.odd, "checks": checks, "gate": gate}
+    print(harmless_json(orjson.dumps(told, option=orjson.OPT_NON_STR_KEYS).decode()))
+
+
+def _print(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
+    from nemo_gym.collect.health import MEANINGS
+    from nemo_gym.tables import new_table, print_table
+
+    found = sorted((finding for finding in findings if finding.count), key=lambda finding: -finding.count)
+    if not found:
+        print_line(f"Nothing odd in {scan.counts.rollouts:,} rollouts ({len(findings)} checks)")
+    else:
+        table = new_table("check", "count", "of", "what it means")
+        for finding in found:
+            table.add_row(
+                finding.check, f"{finding.count:,}", f"{finding.of:,} {finding.what}", MEANINGS[finding.check]
+            )
+        print_table(table)
+    for finding in found:
+        for place in finding.examples:
+            print_line(f"{finding.check}: {place.path}, line {place.line}: {_view(place)}")
+    for verdict in verdicts:
+        print_line(f"Gate: {verdict.line}")
+
+
+def _view(place: "Place") -> str:
+    """The command that shows a rollout."""
+    task, repeat = place.key
+    task_text = f'"{task}"' if isinstance(task, str) else str(task)
+    return shlex.join(["ng_view", f"+path={place.path}", f"+where=task == {task_text} and repeat == {repeat}"])

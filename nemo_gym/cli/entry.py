@@ -1,0 +1,50 @@
+"""Where every console script begins: `nemo_gym.cli.entry:run` is `main` of `nemo_gym.cli.commands.run`, and so on.
+
+Loading a command takes a few tenths of a second, in which Ctrl-C would end it with a traceback out of whatever is
+being imported. Nothing has been done by then that would have to be undone, so it ends on the spot, until the command
+takes over. For that this module, and the two packages it lies in, import next to nothing.
+"""
+
+import _signal as signal  # type: ignore[import-not-found]  # the C module: `signal` itself loads `enum` first
+import os
+
+_EXIT_CTRL_C = 130
+_STDERR = 2
+
+
+def _end_at_once(signal_number: int, frame: object) -> None:
+    try:
+        os.write(_STDERR, b"\nInterrupted.\n")
+    finally:
+        os._exit(_EXIT_CTRL_C)
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it otherwise
+        signal.signal(signal.SIGINT, _end_at_once)
+    from importlib import import_module
+
+    return import_module(f"nemo_gym.cli.commands.{name}").main
+
+
+class _Interruptible:
+    """`with interruptible:` makes Ctrl-C an exception in what a console script started, and changes nothing elsewhere.
+
+    Afterwards it ends the process on the spot again: no traceback out of Python's own ending either.
+    """
+
+    _is_ours = False
+
+    def __enter__(self) -> None:
+        self._is_ours = signal.getsignal(signal.SIGINT) is _end_at_once
+        if self._is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_ours:
+            signal.signal(signal.SIGINT, _end_at_once)
+
+
+interruptible = _Interruptible()

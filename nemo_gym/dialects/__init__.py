@@ -1,0 +1,1 @@
+"""The languages model endpoints speak beside the Responses API, and the way there and back."""

@@ -1,0 +1,1 @@
+"""Who runs a collection: this process, or an engine for many machines that people already operate, Ray or Slurm."""

@@ -1,0 +1,282 @@
+"""What every transport has in common: the Protocol, the registry, and the request that all of them carry.
+
+A transport takes a whole request to a server and returns the answer: `exchange(request, timeout_s)`. Servers in the
+same event loop are reached in memory; `ServerClient` looks for them by name before anything else. Everyone else has
+an address, and the first transport of `TRANSPORTS` that can be opened here carries the request there.
+
+A request is aiohttp's keyword arguments turned into an ASGI scope and a body. Only what needs no more is translated.
+For anything else (forms, streams, authentication, proxies) `local_request` answers None, and the request goes to
+aiohttp as it is: a server that lives here listens on its port as well.
+"""
+
+import re
+import socket
+from collections.abc import Callable
+from functools import lru_cache
+from http.cookies import Morsel
+from importlib import import_module
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from aiohttp import AddrInfoType, ClientResponse, ClientTimeout, CookieJar
+from yarl import URL
+
+from nemo_gym.http.addresses import Address
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports.response import LocalResponse, RawHeaders, ReceivedCookie, bounded_cache, is_plain
+from nemo_gym.process_inputs import num_workers
+
+TRANSPORTS = [
+    "nemo_gym.http.transports.wire",
+    "nemo_gym.http.transports.session",
+]
+"""Ways to an address, the one to prefer first; one is taken out by deleting its module and its line.
+
+Each module has an `open_transport(settings)`, which returns None where the transport cannot work.
+"""
+KEEPALIVE_TIMEOUT_S = 15.0
+"""How long an idle connection is kept: long before servers of ours close it."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Of everything in an answer before the body: status line and headers, also of interim answers."""
+JSON_CONTENT_TYPE = "application/json"
+JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
+"""Of a request that says nothing else about itself."""
+_UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
+_JSON_CALL = frozenset({"data", "headers", "cookies"})
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
+_PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
+_IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
+_ACCEPT = (b"accept", b"*/*")
+_HAVE_BODIES = frozenset({"PATCH", "POST", "PUT"})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_TYPE_OF_TEXT = b"text/plain; charset=utf-8"
+_TYPE_OF_BYTES = b"application/octet-stream"
+
+
+class LocalRequest(NamedTuple):
+    """One request as an ASGI server would hand it on."""
+
+    method: str
+    url: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: RawHeaders
+    body: bytes
+    timeout_s: float | None
+    """None means the client's own limit."""
+    content: Any = None
+    """Handed over instead of a body, to a server that takes it."""
+    address: Address | None = None
+    """Where its server listens; None: nowhere."""
+
+
+class Transport(Protocol):
+    """One way for a request to reach a server."""
+
+    async def exchange(self, request: LocalRequest, timeout_s: float, /) -> LocalResponse | ClientResponse:
+        """Send a request once and return the answer, whatever its status; redirects are not followed.
+
+        Raises:
+            aiohttp.ClientConnectorError, CannotConnectError, aiohttp.ConnectionTimeoutError: nothing was sent.
+            UnprovenServerError: nothing was sent: it would show the run's token to somebody who does not know it.
+            aiohttp.ClientConnectionError: the connection broke before the answer began.
+            NotHttpAnswerError: what came back is not HTTP.
+            AnswerTooLargeError: more came back than is allowed.
+            TimeoutError: no complete answer within `timeout_s`.
+        """
+
+
+class OpenTransport(Transport, Protocol):
+    """A transport to addresses, with the connections of one event loop."""
+
+    def ensure_capacity(self, connections: int, /) -> None:
+        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+
+
+def open_transports(settings: GlobalAIOHTTPAsyncClientConfig) -> list[OpenTransport]:
+    """The transports of the registry that work here, for the running event loop, the one to prefer first."""
+    opened = [import_module(name).open_transport(settings) for name in TRANSPORTS]
+    return [transport for transport in opened if transport is not None]
+
+
+class Target(NamedTuple):
+    """Where a URL leads, if that is plain HTTP to an address that needs no resolving."""
+
+    address: Address
+    origin: str
+    path: str
+
+
+@bounded_cache(4096)
+def target_of(url: str) -> Target | None:
+    """The target of a URL; None if it takes more than a bare connection."""
+    try:
+        parsed = URL(url)
+        host = parsed.raw_host or ""
+        if host != "localhost":
+            ip_address(host)
+    except ValueError:
+        return None
+    if parsed.scheme != "http" or parsed.raw_user is not None or parsed.port is None:
+        return None
+    return Target(Address(host, parsed.port), str(parsed.origin()), parsed.raw_path_qs)
+
+
+def local_request(
+    method: str, base_url: str, url_path: str, kwargs: dict[str, Any], address: Address | None = None
+) -> LocalRequest | None:
+    """The request `kwargs` describe; None when only aiohttp can make it."""
+    if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
+        return json_request(method, base_url, url_path, kwargs.get("data", b""), kwargs.get("cookies"), None, address)
+    if not _UNDERSTOOD.issuperset(kwargs):
+        return None
+    data = kwargs.get("data")
+    if data is None:
+        body = b""
+    elif isinstance(data, bytes):
+        body = data
+    elif isinstance(data, str):
+        body = data.encode()
+    else:
+        return None
+    params = kwargs.get("params")
+    target = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
+    method = method.upper()
+    headers = _translated(kwargs.get("headers") or {}, method, base_url, data, body)
+    if cookies := kwargs.get("cookies"):
+        headers = _with_cookies(headers, _cookie_header(cookies, base_url, url_path).encode())
+    timeout = kwargs.get("timeout")
+    if isinstance(timeout, ClientTimeout):
+        timeout = timeout.total
+    return LocalRequest(method, *target, headers, body, timeout, None, address)
+
+
+def json_request(
+    method: str,
+    base_url: str,
+    url_path: str,
+    body: bytes,
+    cookies: Any,
+    content: Any = None,
+    address: Address | None = None,
+) -> LocalRequest:
+    """What nearly every call between servers is."""
+    headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
+    if cookies:
+        headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
+    return LocalRequest(method.upper(), *_target(base_url, url_path), headers, body, None, content, address)
+
+
+@lru_cache
+def _json_headers(base_url: str) -> tuple[tuple[bytes, bytes], ...]:
+    return _IS_JSON, _host(base_url), _ACCEPT
+
+
+@bounded_cache(4096)
+def _target(base_url: str, url_path: str) -> tuple[str, str, bytes, bytes]:
+    """URL, path, path as it goes over the wire, and query."""
+    if _PLAIN_PATH(url_path) and "/." not in url_path:
+        return base_url + url_path, url_path, url_path.encode("ascii"), b""
+    return _parts(URL(base_url + url_path))
+
+
+def _target_with(base_url: str, url_path: str, params: Any) -> tuple[str, str, bytes, bytes]:
+    return _parts(URL(base_url + url_path).extend_query(params))
+
+
+def _parts(url: URL) -> tuple[str, str, bytes, bytes]:
+    return str(url), unquote(url.raw_path), url.raw_path.encode("ascii"), url.raw_query_string.encode("ascii")
+
+
+def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[bytes, bytes]]:
+    kept = [value for name, value in headers if name == b"cookie" and value]
+    return [(b"cookie", b"; ".join([*kept, own])), *(item for item in headers if item[0] != b"cookie")]
+
+
+def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Headers as an ASGI server hands them on, with those that aiohttp adds of its own accord.
+
+    Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
+    """
+    pairs = given.items() if hasattr(given, "items") else given
+    has_body = data is not None or method in _HAVE_BODIES
+    headers = [*_fixed_headers(tuple(pairs), base_url, has_body, isinstance(data, str))]
+    if body or method not in ("GET", "HEAD", "OPTIONS", "TRACE"):
+        headers.append((b"content-length", b"%d" % len(body)))
+    return headers
+
+
+@bounded_cache(1024)  # those of one caller are the same every time
+def _fixed_headers(
+    pairs: tuple[tuple[str, Any], ...], base_url: str, has_body: bool, is_text: bool
+) -> tuple[tuple[bytes, bytes], ...]:
+    """All but the length."""
+    headers = [(name.lower().encode("ascii"), str(value).encode()) for name, value in pairs]
+    headers = [header for header in headers if header[0] not in _FRAMING]
+    names = {name for name, _ in headers}
+    if b"content-type" not in names and has_body:
+        headers.append((b"content-type", _TYPE_OF_TEXT if is_text else _TYPE_OF_BYTES))
+    if b"host" not in names:
+        headers.append(_host(base_url))
+    if b"accept" not in names:
+        headers.append(_ACCEPT)
+    return tuple(headers)
+
+
+@lru_cache
+def _host(base_url: str) -> tuple[bytes, bytes]:
+    return b"host", base_url.partition("://")[2].encode("ascii")
+
+
+def _cookie_header(cookies: Any, base_url: str, path: str) -> str:
+    """The cookies that apply to a path, judged as aiohttp judges them."""
+    pairs = list(cookies.items() if hasattr(cookies, "items") else cookies)
+    plain = [_plain_pair(name, value) for name, value in pairs]
+    if None not in plain:
+        return "; ".join(plain)  # type: ignore[arg-type]
+    jar = CookieJar()
+    jar.update_cookies(pairs)
+    chosen = jar.filter_cookies(URL(base_url + path))
+    return "; ".join(f"{name}={morsel.coded_value}" for name, morsel in chosen.items())
+
+
+def _plain_pair(name: str, value: Any) -> str | None:
+    """`name=value` of a cookie that applies to every URL and needs no quoting."""
+    if isinstance(value, ReceivedCookie):
+        return value.plain_pair
+    if isinstance(value, Morsel):
+        return f"{name}={value.coded_value}" if is_plain(value) else None
+    return f"{name}={value}" if _PLAIN_COOKIE(str(value)) else None
+
+
+def workers_share(limit: int) -> int:
+    """This worker's share of a limit; 0, which is no limit, stays 0."""
+    workers = max(1, num_workers())
+    return max(1, limit // workers) if limit else 0
+
+
+def socket_factory(settings: GlobalAIOHTTPAsyncClientConfig) -> Callable[[Any], socket.socket]:
+    """Makes sockets that notice a peer whose machine vanished, where the platform can."""
+    wanted = {
+        "TCP_KEEPIDLE": settings.global_aiohttp_tcp_keepalive_idle_seconds,
+        "TCP_KEEPINTVL": settings.global_aiohttp_tcp_keepalive_interval_seconds,
+        "TCP_KEEPCNT": settings.global_aiohttp_tcp_keepalive_probes,
+    }
+    options = [(getattr(socket, name), value) for name, value in wanted.items() if hasattr(socket, name)]
+
+    def make(address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in options:
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+        return made
+
+    return make

@@ -1,0 +1,314 @@
+"""HTTP/1.1 over bare connections: a whole request out, a whole answer back.
+
+This is what nearly all calls of a run are, and it costs a quarter of what a general client needs for it. It knows
+plain HTTP to addresses that need no resolving; everything else (TLS, host names, streams, HEAD) is
+aiohttp's. Errors are those of aiohttp.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, Challenge
+from nemo_gym.http.errors import CannotConnectError, NotHttpAnswerError, UnprovenServerError
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports.base import KEEPALIVE_TIMEOUT_S, LocalRequest, socket_factory, workers_share
+from nemo_gym.http.transports.response import LocalResponse
+from nemo_gym.http.transports.wire_connection import Answer, Connection, httptools, message_of
+
+_LOCALHOST = ("127.0.0.1", "::1")
+
+
+class WirePool:
+    """The bare connections of one event loop, kept open between calls.
+
+    Calls beyond the limits wait, those to one address in the order in which they came. Whoever has waited is handed
+    a connection rather than told to look for one: calls that begin just then cannot take it away. The queues are
+    looked at whenever a connection becomes free or is gone, and nobody waits unless there is one that will be.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        limit_per_host: int,
+        connect_timeout_s: float,
+        new_socket: Callable[[Any], socket.socket],
+        max_response_bytes: int,
+    ) -> None:
+        """`limit` and `limit_per_host` are connections in all and to one address; 0 is no limit."""
+        self._loop = asyncio.get_running_loop()
+        self._limit = limit
+        self._limit_per_host = limit_per_host
+        self._connect_timeout_s = connect_timeout_s
+        self._new_socket = new_socket
+        self._max_response_bytes = max_response_bytes
+        self._connections: set[Connection] = set()
+        self._open: Counter[Address] = Counter()
+        self._idle: dict[Address, list[Connection]] = {}
+        self._waiting: dict[Address, deque[asyncio.Future[Connection]]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def ensure_capacity(self, connections: int) -> None:
+        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
+        if self._limit_per_host:
+            self._limit_per_host = max(self._limit_per_host, connections)
+        if self._limit:
+            self._limit = max(self._limit, connections)
+
+    async def exchange(self, request: LocalRequest, timeout_s: float) -> LocalResponse:
+        """Send a request and return the whole answer, whatever its status.
+
+        Raises:
+            CannotConnectError, aiohttp.ConnectionTimeoutError: nothing was sent.
+            UnprovenServerError: nothing was sent: it would show the run's token to somebody who does not know it.
+            aiohttp.ClientConnectionError: the connection broke before the answer began.
+            NotHttpAnswerError: what came back is not HTTP.
+            AnswerTooLargeError: more came back than is allowed.
+            TimeoutError: no complete answer within `timeout_s`.
+            ValueError: the request cannot be sent as one.
+        """
+        address = request.address
+        assert address is not None
+        message = message_of(request)
+        token = None
+        for name, value in request.headers if TOKENS_TO_PROVE else ():
+            if name == b"authorization" and value in TOKENS_TO_PROVE:
+                token = TOKENS_TO_PROVE[value]
+        now_s = self._loop.time()
+        connection = self._take_idle(address, now_s)
+        if connection is None:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._free_one(address)
+            timeout_s -= self._loop.time() - now_s
+        if token is not None and connection.proven_for != token:
+            asked_s = self._loop.time()
+            await self._have_it_prove(connection, token, timeout_s)
+            timeout_s -= self._loop.time() - asked_s
+        answered = connection.send(message)
+        timer = self._loop.call_later(timeout_s, _give_up, answered)
+        try:
+            answer = await answered
+            body, is_complete = answer.body(self._max_response_bytes)
+            if not is_complete:
+                connection.close()
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            timer.cancel()
+            self._give_back(connection)
+        return LocalResponse(
+            request.method,
+            request.url,
+            answer.status,
+            answer.headers,
+            body,
+            broken=not is_complete,
+            sent_headers=request.headers,
+        )
+
+    async def aclose(self) -> None:
+        """Close every connection, which takes no waiting here."""
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; calls under way break, and those that wait for one give up."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in self._connections:
+            connection.close()
+        self._idle.clear()
+        for turn in [turn for queue in self._waiting.values() for turn in queue if not turn.done()]:
+            turn.set_exception(_closed())
+        self._waiting.clear()
+
+    def _take_idle(self, address: Address, now_s: float) -> Connection | None:
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if connection.is_open and now_s - connection.idle_since_s < KEEPALIVE_TIMEOUT_S:
+                return connection
+            connection.close()
+        return None
+
+    async def _free_one(self, address: Address) -> Connection:
+        """A connection that nobody uses, as soon as the limits allow it."""
+        while True:
+            connection = self._granted(address) or await self._turn(address)
+            if connection.transport is None:
+                await self._open_up(connection)
+                return connection
+            if connection.is_open:  # it may have broken on the way here
+                return connection
+
+    def _granted(self, address: Address) -> Connection | None:
+        """A connection within the limits: an idle one or one yet to be opened."""
+        connection = self._take_idle(address, self._loop.time())
+        if connection is not None:
+            return connection
+        if self._limit_per_host and self._open[address] >= self._limit_per_host:
+            return None
+        if self._limit and len(self._connections) >= self._limit and not self._close_an_idle_one():
+            return None
+        connection = Connection(address, self._gone, self._max_response_bytes)
+        self._connections.add(connection)
+        self._open[address] += 1
+        return connection
+
+    def _close_an_idle_one(self) -> bool:
+        for idle in self._idle.values():
+            while idle:
+                connection = idle.pop(0)
+                if connection.is_open:
+                    connection.close()
+                    return True
+        return False
+
+    async def _turn(self, address: Address) -> Connection:
+        turn: asyncio.Future[Connection] = self._loop.create_future()
+        self._waiting.setdefault(address, deque()).append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(turn.result())
+            raise
+
+    def _let_next(self) -> None:
+        """Hand out what has become free; an address that got something is the last to be asked next time."""
+        for address, queue in list(self._waiting.items()):
+            while queue:
+                connection = None if queue[0].done() else self._granted(address)
+                if connection is None and not queue[0].done():
+                    break
+                turn = queue.popleft()
+                if connection is not None:
+                    turn.set_result(connection)
+                    self._waiting[address] = self._waiting.pop(address)
+            if not queue:
+                del self._waiting[address]
+
+    async def _open_up(self, connection: Connection) -> None:
+        host, port = connection.address
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await self._connect(connection)
+            if self._is_closed:
+                raise _closed()
+            if connection.said_first and not connection.said_first.startswith(b"HTTP/"):
+                raise NotHttpAnswerError.of("it speaks before it is asked", connection.said_first)
+            if not connection.is_open:
+                raise ConnectionResetError(errno.ECONNRESET, "closed as soon as it was open")
+        except BaseException as error:
+            connection.close()
+            self._gone(connection)
+            if isinstance(error, TimeoutError):
+                raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {host}:{port}") from None
+            if isinstance(error, OSError) and not isinstance(error, CannotConnectError):
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise CannotConnectError(error.errno, f"Cannot connect to host {host}:{port} [{reason}]") from error
+            raise
+
+    async def _have_it_prove(self, connection: Connection, token: str, timeout_s: float) -> None:
+        """Make sure that who is at the other end knows the run's token; it is asked once per connection."""
+        challenge = Challenge(connection.address, token)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await connection.send(challenge.message())
+            challenge.check(answer.status, answer.body(self._max_response_bytes)[0], is_open=connection.is_open)
+        except BaseException as error:
+            connection.close()
+            self._give_back(connection)
+            if isinstance(error, aiohttp.ClientConnectionError) and not isinstance(error, UnprovenServerError):
+                raise challenge.failed(str(error) or "it hangs up") from error
+            raise
+        connection.proven_for = token
+
+    async def _connect(self, connection: Connection) -> None:
+        host, port = connection.address
+        failures: list[OSError] = []
+        for each in _LOCALHOST if host == "localhost" else (host,):
+            try:
+                await self._connect_to(each, port, connection)
+            except OSError as error:
+                failures.append(error)
+            else:
+                return
+        raise failures[0]
+
+    async def _connect_to(self, host: str, port: int, connection: Connection) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        made = self._new_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)))
+        try:
+            made.setblocking(False)
+            await self._loop.sock_connect(made, (host, port))
+            await self._loop.create_connection(lambda: connection, sock=made)
+        except BaseException:
+            made.close()
+            raise
+
+    def _give_back(self, connection: Connection) -> None:
+        if not connection.is_open:
+            if connection.transport is None:  # it was never opened
+                self._gone(connection)
+            return
+        connection.idle_since_s = self._loop.time()
+        self._idle.setdefault(connection.address, []).append(connection)
+        if self._waiting:
+            self._let_next()
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(KEEPALIVE_TIMEOUT_S, self._close_old)
+
+    def _close_old(self) -> None:
+        self._sweep = None
+        oldest_s = self._loop.time() - KEEPALIVE_TIMEOUT_S
+        for address, idle in list(self._idle.items()):
+            kept = [each for each in idle if each.is_open and each.idle_since_s > oldest_s]
+            for connection in set(idle).difference(kept):
+                connection.close()
+            if kept:
+                self._idle[address] = kept
+                self._sweep = self._sweep or self._loop.call_later(KEEPALIVE_TIMEOUT_S, self._close_old)
+            else:
+                del self._idle[address]
+
+    def _gone(self, connection: Connection) -> None:
+        """Count a connection no more. Told twice of one whose opening was broken off halfway."""
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        self._open[connection.address] -= 1
+        if not self._open[connection.address]:
+            del self._open[connection.address]
+        if self._waiting:
+            self._let_next()
+
+
+def _give_up(answered: "asyncio.Future[Answer]") -> None:
+    if not answered.done():
+        answered.set_exception(TimeoutError())
+
+
+def _closed() -> CannotConnectError:
+    return CannotConnectError(errno.ECANCELED, "The HTTP client was closed before a connection was free")
+
+
+def open_transport(settings: GlobalAIOHTTPAsyncClientConfig) -> WirePool | None:
+    """Bare connections for the running event loop; None where there is no parser."""
+    if httptools is None:
+        return None
+    return WirePool(
+        workers_share(settings.global_aiohttp_connector_limit),
+        workers_share(settings.global_aiohttp_connector_limit_per_host),
+        settings.http_connect_timeout_s,
+        socket_factory(settings),
+        settings.max_response_bytes,
+    )

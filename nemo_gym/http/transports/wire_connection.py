@@ -1,0 +1,292 @@
+"""One bare HTTP/1.1 connection: bytes of a request out, the parsed answer back.
+
+A connection carries one request at a time. Whatever a server says without having been asked makes the connection
+unusable, so that no call is given the answer to another; so does an answer that came before all of its request was
+out. Only what is said on a new connection counts as the answer to its first request: busy servers do that.
+
+What passes for HTTP is what passes with aiohttp, which is lenient with lines and headers. Head and body are bounded.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import aiohttp
+
+from nemo_gym.http.addresses import Address
+from nemo_gym.http.errors import AnswerTooLargeError, NotHttpAnswerError
+from nemo_gym.http.transports.base import MAX_HEAD_BYTES, LocalRequest
+from nemo_gym.http.transports.response import RawHeaders
+
+try:
+    import httptools
+except ImportError:  # then aiohttp makes every call
+    httptools = None  # type: ignore[assignment]
+
+__all__ = ["Answer", "Connection", "httptools", "message_of"]
+
+_MAX_HEADERS = 128
+_COPIED_UP_TO_BYTES = 64 * 1024
+_UNPACKED_AT_ONCE_BYTES = 4096
+_SWITCHING_PROTOCOLS = 101
+_LENIENT = {
+    "lenient_headers": True,
+    "lenient_optional_cr_before_lf": True,
+    "lenient_spaces_after_chunk_size": True,
+}
+"""What aiohttp lets pass."""
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: RawHeaders
+    chunks: list[bytes]
+    is_complete: bool = True
+
+    def body(self, max_bytes: int) -> tuple[bytes, bool]:
+        """The body without compression, and whether all of it is there.
+
+        Raises:
+            AnswerTooLargeError: it has more than `max_bytes`.
+        """
+        if len(self.chunks) == 1:  # of one read, which is shorter than any limit
+            body = self.chunks[0]
+        else:
+            body = b"".join(self.chunks)
+            if len(body) > max_bytes:
+                raise AnswerTooLargeError.than(max_bytes)
+        encoding = b""
+        for name, value in self.headers:
+            if name == b"content-encoding":
+                encoding = value.lower()
+        if body and encoding in (b"gzip", b"deflate"):
+            body, is_whole = _unpacked(body, encoding, max_bytes)
+            return body, self.is_complete and is_whole
+        return body, self.is_complete
+
+
+class Connection(asyncio.Protocol):
+    """One connection, counted from before it is opened until it is gone."""
+
+    __slots__ = (
+        "_answered",
+        "_beginning",
+        "_chunks",
+        "_gone",
+        "_headers",
+        "_is_sending",
+        "_max_bytes",
+        "_parser",
+        "_received",
+        "_status",
+        "address",
+        "idle_since_s",
+        "proven_for",
+        "said_first",
+        "transport",
+    )
+
+    def __init__(self, address: Address, gone: "Callable[[Connection], None]", max_bytes: int) -> None:
+        """`max_bytes` is how long the body of an answer may be."""
+        self.address = address
+        self.transport: asyncio.Transport | None = None
+        self.idle_since_s = 0.0
+        self.proven_for: str | None = None
+        self.said_first: bytes | None = b""
+        """What the server said on a new connection before it was asked anything; None once it was asked."""
+        self._gone = gone
+        self._max_bytes = max_bytes
+        self._parser = httptools.HttpResponseParser(self)
+        if hasattr(self._parser, "set_dangerous_leniencies"):
+            self._parser.set_dangerous_leniencies(**_LENIENT)
+        self._answered: asyncio.Future[Answer] | None = None
+        self._is_sending = False
+        self._received = 0
+        self._beginning = b""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._headers: RawHeaders = []
+        self._chunks: list[bytes] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something can be sent; also false while a connection is known to break."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    def send(self, message: tuple[bytes, bytes]) -> "asyncio.Future[Answer]":
+        """Send a request over an open connection; the future is its answer."""
+        assert self.transport is not None
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answered = answered
+        self._received = 0
+        head, body = message
+        if len(body) > _COPIED_UP_TO_BYTES:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head + body)
+        early, self.said_first = self.said_first, None
+        if early:
+            self.data_received(early)
+        return answered
+
+    def close(self) -> None:
+        """Close the connection at once; what has not been sent is dropped."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio: the connection is open."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        """Asyncio: something written has not gone out yet."""
+        self._is_sending = True
+
+    def resume_writing(self) -> None:
+        """Asyncio: all that was written has gone out."""
+        self._is_sending = False
+
+    def data_received(self, data: bytes) -> None:
+        """Asyncio: some bytes, however many."""
+        if self.said_first is not None:
+            self.said_first += data
+            if len(self.said_first) > MAX_HEAD_BYTES:
+                self.close()
+            return
+        if not self._received:
+            self._beginning = data
+        self._received += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._break_off(error)
+        if self._received > MAX_HEAD_BYTES:
+            self._check_bounds()
+
+    def _break_off(self, error: Exception) -> None:
+        """End an answer that makes no sense: if it had begun well, it is one that is not complete."""
+        if isinstance(error.__context__, NotHttpAnswerError):
+            self._end(error.__context__)
+        elif self._status >= 200:
+            self._end(Answer(self._status, self._headers, self._chunks, is_complete=False))
+        else:
+            self._end(NotHttpAnswerError.of(str(error), self._beginning))
+        self.close()
+
+    def _check_bounds(self) -> None:
+        if self._answered is None:
+            return
+        if not self._status:
+            self._end(NotHttpAnswerError.of(f"its head has more than {MAX_HEAD_BYTES} bytes", self._beginning))
+        elif self._received > self._max_bytes + 2 * MAX_HEAD_BYTES + self._max_bytes // 8:  # chunks have sizes, too
+            self._end(AnswerTooLargeError.than(self._max_bytes))
+        else:
+            return
+        self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Asyncio: the connection is gone, by whoever's doing."""
+        if self._status:
+            is_complete = error is None and self._ends_with_connection()
+            self._end(Answer(self._status, self._headers, self._chunks, is_complete))
+        elif isinstance(error, OSError):
+            self._end(aiohttp.ClientOSError(*error.args))
+        else:
+            self._end(aiohttp.ServerDisconnectedError())
+        self._gone(self)
+
+    def on_message_begin(self) -> None:
+        """Parser: the first byte of an answer."""
+        if self._answered is None:  # nobody asked, or this is a second answer on the heels of the first
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Parser: a header, or a trailer, which nobody reads."""
+        if b"\0" in value:
+            raise NotHttpAnswerError.of("a header holds a null", self._beginning)
+        if not self._status:
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        """Parser: the end of the headers."""
+        self._status = self._parser.get_status_code()
+        if self._headers[_MAX_HEADERS:]:
+            raise NotHttpAnswerError.of(f"it has more than {_MAX_HEADERS} headers", self._beginning)
+        if self._received > MAX_HEAD_BYTES:
+            size = sum(map(len, (b"".join(each) for each in self._headers)))
+            if size > MAX_HEAD_BYTES or b"\n" not in self._beginning[:MAX_HEAD_BYTES]:
+                raise NotHttpAnswerError.of(f"its head has more than {MAX_HEAD_BYTES} bytes", self._beginning)
+
+    def on_body(self, data: bytes) -> None:
+        """Parser: a piece of the body."""
+        self._chunks.append(data)
+
+    def on_message_complete(self) -> None:
+        """Parser: the last byte of an answer."""
+        if not 100 <= self._status < 200 or self._status == _SWITCHING_PROTOCOLS:  # else the real one follows
+            if self._is_sending or not self._parser.should_keep_alive():
+                self.close()
+            self._end(Answer(self._status, self._headers, self._chunks))
+        self._reset()
+
+    def _ends_with_connection(self) -> bool:
+        """Whether the answer said nothing about its length, so that the end of the connection is its end."""
+        headers = dict(self._headers)
+        is_chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+        return b"content-length" not in headers and not is_chunked
+
+    def _end(self, outcome: Answer | Exception) -> None:
+        answered, self._answered = self._answered, None
+        if answered is None or answered.done():
+            return
+        if isinstance(outcome, Answer):
+            answered.set_result(outcome)
+        else:
+            answered.set_exception(outcome)
+
+
+def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
+    """Head and body as they go out.
+
+    Raises:
+        ValueError: the method or a header holds what would end its line.
+    """
+    target = b"%b?%b" % (request.raw_path, request.query) if request.query else request.raw_path
+    lines = [b"%b: %b\r\n" % header for header in request.headers]
+    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode("ascii"), target, b"".join(lines))
+    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2 or b"\0" in head or " " in request.method:
+        raise ValueError(f"a header of {request.method!r} {request.path} holds a line break or a null")
+    return head, request.body
+
+
+def _unpacked(body: bytes, encoding: bytes, max_bytes: int) -> tuple[bytes, bool]:
+    """What a server compressed although nobody asked it to, and whether all of it is there."""
+    deflate = zlib.MAX_WBITS if body[0] & 0xF == 8 else -zlib.MAX_WBITS  # some call raw data by that name
+    kind = zlib.MAX_WBITS | 16 if encoding == b"gzip" else deflate
+    try:
+        return _inflated(body, kind, max_bytes)
+    except zlib.error:
+        return b"", False
+
+
+def _inflated(body: bytes, kind: int, max_bytes: int) -> tuple[bytes, bool]:
+    """Little by little: what is left over is copied after each of the members in which gzip may come."""
+    parts, size = [], 0
+    reader = zlib.decompressobj(kind)
+    for start in range(0, len(body), _UNPACKED_AT_ONCE_BYTES):
+        rest = body[start : start + _UNPACKED_AT_ONCE_BYTES]
+        while rest:
+            if reader.eof:
+                reader = zlib.decompressobj(kind)
+            parts.append(reader.decompress(rest, max_bytes - size + 1))
+            size += len(parts[-1])
+            if size > max_bytes:
+                raise AnswerTooLargeError.than(max_bytes)
+            rest = reader.unused_data
+    return b"".join(parts), reader.eof

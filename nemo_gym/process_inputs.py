@@ -1,0 +1,82 @@
+"""What this process was started with: the one place below the commands that reads the environment and the arguments.
+
+Commands, and the programs that child processes run, read both for themselves and hand values down. Programs that call
+this library, and launchers that are not ours, have no command to do that for them: what they may say by environment
+variables is listed here, each in a function that reads it when it is asked.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from nemo_gym.keys import (
+    MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME,
+    NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME,
+    NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
+    NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME,
+    NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME,
+    NEMO_GYM_PARENT_PID_ENV_VAR_NAME,
+    NUM_WORKERS_ENV_VAR_NAME,
+)
+
+
+def command_line() -> list[str]:
+    """The program and its arguments, for `parse` without arguments of its own and for the record of a run."""
+    return list(sys.argv)
+
+
+def inherited_environment() -> dict[str, str]:
+    """A copy of every variable: what a child process begins with, and where a launcher leaves the config."""
+    return dict(os.environ)
+
+
+def extra_roots() -> list[str]:
+    """The folders in `NEMO_GYM_EXTRA_ROOTS`, in which relative paths are looked for first."""
+    text = os.environ.get(NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME, "")
+    return [entry for entry in text.split(os.pathsep) if entry.strip()]
+
+
+def max_rollout_attempts() -> str:
+    """The attempt cap in `NEMO_GYM_MAX_ROLLOUT_ATTEMPTS`, as it is written there; empty when it is not set."""
+    return os.environ.get(MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME, "").strip()
+
+
+def instance_name() -> str | None:
+    """The server instance that a launcher said this process is."""
+    return os.environ.get(NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME) or None
+
+
+def num_workers() -> int:
+    """How many worker processes serve this server, in this replica of it."""
+    return int(os.environ.get(NUM_WORKERS_ENV_VAR_NAME) or 1)
+
+
+def num_replicas() -> int:
+    """How many replicas of this process's servers there are."""
+    return int(os.environ.get(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME) or 1)
+
+
+def config_file() -> Path | None:
+    """The file by which a launcher handed the config to this process, if it did."""
+    name = os.environ.get(NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME)
+    return Path(name) if name else None
+
+
+def launcher_pid() -> int | None:
+    """The process whose end this one is not to survive, if a launcher named one."""
+    return int(os.environ.get(NEMO_GYM_PARENT_PID_ENV_VAR_NAME) or 0) or None
+
+
+def hub_address() -> str | None:
+    """The hub in `HF_ENDPOINT`, the variable by which its own tools are told."""
+    return os.environ.get("HF_ENDPOINT")
+
+
+def is_dumb_terminal() -> bool:
+    """Whether `TERM` says that the terminal can only show one line after the other."""
+    return os.environ.get("TERM") == "dumb"
+
+
+def runtime_folder() -> str | None:
+    """The user's own folder for sockets and the like, if `XDG_RUNTIME_DIR` names one."""
+    return os.environ.get("XDG_RUNTIME_DIR") or None

@@ -1,0 +1,252 @@
+"""PUBLIC: groups as a batch of arrays that a trainer can feed to its model, and how far its policy has moved since.
+
+    batch = collate(groups, pad_to=4096)         # one row per completion
+    batch = collate_packed(groups)               # all completions one after another, for attention without padding
+    weights = importance_weights(new, batch["logprobs"], batch["loss_mask"], cap=2.0)
+
+Arrays are tensors where torch is installed and `as_numpy` is not asked for. A loss belongs to the tokens that the
+policy generated and to no others: `loss_mask` is 1 there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.rl.buffer import BufferedGroup
+from nemo_gym.rl.groups import group_advantages
+from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+from nemo_gym.rl.tensors import as_list, require_torch, torch_is_there
+
+Group: TypeAlias = PromptGroupRecord | BufferedGroup
+Advantages: TypeAlias = Callable[[PromptGroupRecord], Sequence[float]]
+UNKNOWN_VERSION = -1
+_PAD_ID = 0
+
+
+class TooLongError(ConfigError, ValueError):
+    """A completion has more tokens than a row of the batch has room for."""
+
+
+@dataclass
+class _Sequence:
+    """One completion, its messages put together."""
+
+    ids: "np.ndarray[Any, np.dtype[np.int64]]"
+    is_generated: "np.ndarray[Any, np.dtype[np.bool_]]"
+    logprobs: "np.ndarray[Any, np.dtype[np.float32]]"
+    turn_ends: list[int]
+    """Where the generations of its turns end, as positions after their last tokens."""
+    completion: Completion
+    advantage: float
+    group: int
+    prompt_idx: int
+    versions: tuple[int, int]
+
+
+def collate(
+    groups: Sequence[Group],
+    *,
+    pad_to: int | None = None,
+    pad_id: int = _PAD_ID,
+    advantages: Advantages = group_advantages,
+    as_numpy: bool = False,
+) -> dict[str, Any]:
+    """One row per completion, in the order of the groups, padded on the right to the longest, or to `pad_to`.
+
+    | key | shape | |
+    |---|---|---|
+    | `input_ids`, `attention_mask` | [B, L] | the tokens, and 1 where there are any |
+    | `loss_mask`, `logprobs` | [B, L] | 1 for tokens the policy generated, and their log-probs; 0 elsewhere |
+    | `turn_rewards` | [B, L] | the reward of a turn at its last generated token; 0 elsewhere |
+    | `advantages`, `rewards` | [B] | |
+    | `weight_versions` | [B, 2] | of groups from a buffer: first and last; -1 where it is not known |
+    | `lengths`, `group_index`, `prompt_idx`, `truncated` | [B] | |
+    | `truncation_reasons` | list of B | why a completion was cut off; None where it was not |
+
+    Raises:
+        TooLongError: a completion does not fit into `pad_to`.
+        ValueError: there are no groups, or a reward is no finite number.
+    """
+    sequences = _sequences(groups, advantages)
+    longest = max(len(each.ids) for each in sequences)
+    if pad_to is not None and longest > pad_to:
+        long = next(each for each in sequences if len(each.ids) > pad_to)
+        raise TooLongError(
+            f"a completion of prompt {long.prompt_idx} has {len(long.ids)} tokens, and pad_to={pad_to} has no room for "
+            "them; raise pad_to, or lower the manager's max_seq_len"
+        )
+    shape = len(sequences), longest if pad_to is None else pad_to
+    batch: dict[str, Any] = {
+        "input_ids": np.full(shape, pad_id, np.int64),
+        "attention_mask": np.zeros(shape, np.int64),
+        "loss_mask": np.zeros(shape, np.float32),
+        "logprobs": np.zeros(shape, np.float32),
+        "turn_rewards": np.zeros(shape, np.float32),
+    }
+    for row, each in enumerate(sequences):
+        length = len(each.ids)
+        batch["input_ids"][row, :length] = each.ids
+        batch["attention_mask"][row, :length] = 1
+        batch["loss_mask"][row, :length] = each.is_generated
+        batch["logprobs"][row, :length] = each.logprobs
+        _add_turn_rewards(batch["turn_rewards"][row], each)
+    return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
+
+
+def collate_packed(
+    groups: Sequence[Group], *, advantages: Advantages = group_advantages, as_numpy: bool = False
+) -> dict[str, Any]:
+    """All completions one after another: what has the shape [B, L] in `collate` is [T] here.
+
+    `cu_seqlens` [B + 1] says where each begins and the last one ends, `position_ids` [T] counts from 0 in each.
+    """
+    sequences = _sequences(groups, advantages)
+    lengths = [len(each.ids) for each in sequences]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    turn_rewards = np.zeros(int(starts[-1]), np.float32)
+    for each, (start, end) in zip(sequences, pairwise(starts.tolist()), strict=True):
+        _add_turn_rewards(turn_rewards[start:end], each)
+    batch = {
+        "input_ids": np.concatenate([each.ids for each in sequences]),
+        "position_ids": np.concatenate([np.arange(length) for length in lengths]),
+        "cu_seqlens": starts,
+        "loss_mask": np.concatenate([each.is_generated for each in sequences]).astype(np.float32),
+        "logprobs": np.concatenate([each.logprobs for each in sequences]),
+        "turn_rewards": turn_rewards,
+    }
+    return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
+
+
+def importance_weights(new_logprobs: Any, old_logprobs: Any, loss_mask: Any, *, cap: float | None = None) -> Any:
+    """How much likelier the policy is now to say each token than it was: the ratio, at most `cap`; 0 outside the mask.
+
+    Arrays in, array out; tensors in, tensor out.
+    """
+    difference = new_logprobs - old_logprobs
+    ratio = difference.exp() if hasattr(difference, "exp") else np.exp(difference)
+    if cap is not None:
+        ratio = ratio.clip(max=cap)
+    return ratio * (loss_mask != 0)
+
+
+def mismatch_metrics(
+    new_logprobs: Any, old_logprobs: Any, loss_mask: Any, *, cap: float | None = None
+) -> dict[str, float]:
+    """How far the log-probs of a trainer are from those the tokens were sampled with, over the tokens of the mask.
+
+    `effective_sample_size` is the fraction of the tokens that weights this uneven are worth; `clipped_fraction` that of
+    the ratios beyond `cap`.
+    """
+    mask = _array(loss_mask) != 0
+    difference = (_array(new_logprobs) - _array(old_logprobs))[mask].astype(np.float64)
+    if not difference.size:
+        return {}
+    ratio = np.exp(difference)
+    weights = ratio if cap is None else np.minimum(ratio, cap)
+    squares = float(np.square(weights).sum())
+    return {
+        "mismatch/logprob_abs_mean": float(np.abs(difference).mean()),
+        "mismatch/logprob_abs_max": float(np.abs(difference).max()),
+        "mismatch/kl": float((ratio - 1 - difference).mean()),
+        "mismatch/ratio_mean": float(ratio.mean()),
+        "mismatch/ratio_max": float(ratio.max()),
+        "mismatch/effective_sample_size": float(weights.sum()) ** 2 / (squares * weights.size) if squares else 0.0,
+        "mismatch/clipped_fraction": 0.0 if cap is None else float((ratio > cap).mean()),
+    }
+
+
+@dataclass(frozen=True)
+class StalenessPolicy:
+    """Which groups are still worth training on: those begun at most `max_age` versions of the weights ago."""
+
+    max_age: int
+
+    def admits(self, group: BufferedGroup, weight_version: int) -> bool:
+        """Whether a group is young enough for weights of that version."""
+        return group.age(weight_version) <= self.max_age
+
+    def ages(self, groups: Sequence[BufferedGroup], weight_version: int) -> dict[str, float]:
+        """For a tracker: how old the groups of a batch are."""
+        ages = [group.age(weight_version) for group in groups]
+        return {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))} if ages else {}
+
+
+def _sequences(groups: Sequence[Group], advantages: Advantages) -> list[_Sequence]:
+    if not groups:
+        raise ValueError("there are no groups to make a batch of")
+    sequences = []
+    for index, group in enumerate(groups):
+        if isinstance(group, BufferedGroup):
+            record, versions = group.record, (group.start_weight_version, group.end_weight_version)
+        else:
+            record, versions = group, (UNKNOWN_VERSION, UNKNOWN_VERSION)
+        for completion, advantage in zip(record.completions, advantages(record), strict=True):
+            sequences.append(_sequence(completion, float(advantage), index, record.prompt_idx, versions))
+    return sequences
+
+
+def _sequence(
+    completion: Completion, advantage: float, group: int, prompt_idx: int, versions: tuple[int, int]
+) -> _Sequence:
+    ids, is_generated, logprobs, ends = [], [], [], []
+    length = 0
+    for message in completion.message_log:
+        tokens = _array(message["token_ids"]).astype(np.int64)
+        given = message.get("generation_logprobs")
+        length += len(tokens)
+        ids.append(tokens)
+        is_generated.append(np.full(len(tokens), message["role"] == "assistant"))
+        logprobs.append(np.zeros(len(tokens), np.float32) if given is None else _array(given).astype(np.float32))
+        if message["role"] == "assistant":
+            ends.append(length)
+    return _Sequence(
+        np.concatenate(ids),
+        np.concatenate(is_generated),
+        np.concatenate(logprobs),
+        ends,
+        completion,
+        advantage,
+        group,
+        prompt_idx,
+        versions,
+    )
+
+
+def _add_turn_rewards(row: "np.ndarray[Any, np.dtype[np.float32]]", sequence: _Sequence) -> None:
+    """Where there are rewards for turns they count; otherwise the whole reward belongs to the last turn."""
+    ends = sequence.turn_ends
+    rewards = sequence.completion.turn_rewards or [0.0] * (len(ends) - 1) + [sequence.completion.reward]
+    for end, reward in zip(ends, rewards, strict=False):
+        if end:
+            row[end - 1] += reward
+
+
+def _per_sequence(sequences: Sequence[_Sequence]) -> dict[str, Any]:
+    completions = [each.completion for each in sequences]
+    return {
+        "lengths": np.array([len(each.ids) for each in sequences], np.int64),
+        "group_index": np.array([each.group for each in sequences], np.int64),
+        "prompt_idx": np.array([each.prompt_idx for each in sequences], np.int64),
+        "rewards": np.array([each.reward for each in completions], np.float32),
+        "advantages": np.array([each.advantage for each in sequences], np.float32),
+        "truncated": np.array([each.truncated for each in completions], np.bool_),
+        "truncation_reasons": [each.truncation_reason for each in completions],
+        "weight_versions": np.array([each.versions for each in sequences], np.int64),
+    }
+
+
+def _finished(batch: dict[str, Any], *, as_numpy: bool) -> dict[str, Any]:
+    if as_numpy or not torch_is_there():
+        return batch
+    torch = require_torch("a batch of tensors")
+    return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in batch.items()}
+
+
+def _array(values: Any) -> Any:
+    if hasattr(values, "detach"):
+        return values.detach().cpu().numpy()
+    return np.asarray(values if hasattr(values, "dtype") else as_list(values))

@@ -1,0 +1,64 @@
+"""PUBLIC: stored rollouts scored again, by the environments as they are now.
+
+The steps live in `nemo_gym.collect.reverify`, the options in `nemo_gym.runs.options.reverify`.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from nemo_gym.collect.failures import RetryPauses
+from nemo_gym.collect.reverify import Reverification, ReverifySummary, check_sources
+from nemo_gym.collect.run_servers import announce_head
+from nemo_gym.http.client import ServerClient, setup_server_client
+from nemo_gym.rollout_collection import tracker_of_process
+from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.options.reverify import RolloutReverificationConfig
+from nemo_gym.runs.read import records
+from nemo_gym.runs.record import FailureClass, Result, task_order
+
+__all__ = ["JUDGE_FAILED_FAILURE_CLASS", "RolloutReverificationConfig", "RolloutReverificationHelper"]
+
+JUDGE_FAILED_FAILURE_CLASS = FailureClass.JUDGE_FAILED.value
+
+
+class RolloutReverificationHelper(BaseModel):
+    """Scores stored rollouts again."""
+
+    retry_pauses: ClassVar[RetryPauses] = RetryPauses()
+    """How long a verdict that failed waits before it is tried again."""
+    environment_of: dict[str, str] = Field(default_factory=dict)
+    """The environments of agents that do not run, by the agent's name."""
+
+    async def reverify(self, config: RolloutReverificationConfig, command: Sequence[str] = ()) -> ReverifySummary:
+        """Score what `config` asks for into its files, without keeping any of it in memory.
+
+        Raises:
+            ConfigError: something the user can correct; nothing has been written then.
+        """
+        check_sources(config)
+        client = self.setup_server_client()
+        announce_head(client)
+        with tracker_of_process() as tracker:
+            run = Reverification(
+                config,
+                client,
+                command,
+                pauses=self.retry_pauses,
+                tracker=tracker,
+                environment_of=self.environment_of,
+            )
+            return await run.run()
+
+    async def run_from_config(self, config: RolloutReverificationConfig) -> list[Result]:
+        """The same; every record of the output, in task order, with the verdicts that could not be had last."""
+        summary = await self.reverify(config)
+        paths: RolloutPaths = summary.run.paths
+        scored = [record for _, _, record in records(paths.rollouts, "skip")]
+        failed = [record for _, _, record in records(paths.failures, "skip")]
+        return sorted(scored, key=task_order) + failed
+
+    def setup_server_client(self) -> ServerClient:
+        """A client for the servers of the configured run."""
+        return setup_server_client()

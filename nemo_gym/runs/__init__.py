@@ -1,0 +1,1 @@
+"""A run on disk: its files, what is read from them, and what it still owes."""

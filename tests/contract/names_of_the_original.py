@@ -1,0 +1,597 @@
+# ruff: noqa: E501
+"""Names of the original that programs import, with the parameters they pass, by module.
+
+Facts about an interface: `Class.field`, `Class.method(parameters)`, `function(parameters)`, `CONSTANT=value`. `x=` is a
+parameter that may be left out.
+"""
+
+MAY_2026 = {
+    "nemo_gym.cli": """
+        RunConfig
+        RunConfig.entrypoint
+        TestConfig
+        TestConfig.should_validate_data
+        TestConfig.model_post_init(context)
+        TestConfig.dir_path()
+        RunHelper
+        RunHelper.wait_for_dry_run_spinup()
+        RunHelper.wait_for_spinup()
+        RunHelper.check_http_server_statuses(successful_servers)
+        run(global_config_dict_parser_config=)
+        e2e_rollout_collection()
+        test()
+        TestAllConfig
+        TestAllConfig.fail_on_total_and_test_mismatch
+        TestAllConfig.delete_venvs_after_each_test
+        test_all()
+        dev_test()
+        init_resources_server()
+        dump_config()
+        display_help()
+        status()
+        PipListConfig
+        PipListConfig.format
+        PipListConfig.outdated
+        pip_list()
+        VersionConfig
+        VersionConfig.json_format
+        version()
+        reinstall()
+    """,
+    "nemo_gym.cli_setup_command": """
+        setup_env_command(dir_path, global_config_dict, prefix)
+        run_command(command, working_dir_path, server_name=)
+    """,
+    "nemo_gym.server_metadata": """
+        ServerMetadata
+        ServerMetadata.domain
+        ServerMetadata.description
+        ServerMetadata.verified
+        ServerMetadata.verified_url
+        ServerMetadata.value
+        ServerMetadata.to_dict()
+        visit_resources_server(data, level=)
+        visit_agent_server(data, level=)
+    """,
+    "nemo_gym.config_types": """
+        BaseNeMoGymCLIConfig
+        BaseNeMoGymCLIConfig.pre_process(data)
+        ServerRefTypeAdapter
+        UploadJsonlDatasetHuggingFaceConfig
+        UploadJsonlDatasetHuggingFaceConfig.forbidden_fields
+        UploadJsonlDatasetHuggingFaceConfig.check_forbidden_fields(data)
+        DownloadJsonlDatasetHuggingFaceConfig
+        DownloadJsonlDatasetHuggingFaceConfig.check_output_path()
+        DatasetConfig
+        DatasetConfig.check_train_validation_sets()
+        BaseServerTypeConfig
+        BaseServerTypeConfig.SERVER_TYPE
+        ServerTypeConfig
+        BaseServerInstanceConfig
+        BaseServerInstanceConfig.name
+        BaseServerInstanceConfig.server_type_config_dict
+        BaseServerInstanceConfig.validate_domain_for_resources_server()
+        BaseServerInstanceConfig.get_server_ref()
+        BaseServerInstanceConfig.get_inner_run_server_config_dict()
+        BaseServerInstanceConfig.get_inner_run_server_config()
+        BaseServerInstanceConfig.datasets()
+        ServerInstanceConfigTypeAdapter
+    """,
+    "nemo_gym.train_data_utils": """
+        TrainDataProcessorConfig
+        TrainDataProcessorConfig.in_scope_dataset_types()
+        Accumulator
+        Accumulator.is_aggregated
+        Accumulator.add(other)
+        Accumulator.aggregate()
+        AvgMinMax
+        AvgMinMax.stddev
+        AvgMinMax.mean
+        AvgMinMax.M2
+        StringMetrics
+        StringMetrics.unique_count
+        StringMetrics.total_count
+        aggregate_other_metrics(metrics, sample)
+        postprocess_other_metrics(metrics, other_metrics)
+        compute_sample_metrics(sample_dict_str)
+        DatasetValidatorState
+        DatasetValidatorState.metrics
+        DatasetValidatorState.key_counts
+        DatasetValidatorState.offending_example_idxs
+        DatasetValidatorState.other_metrics
+        prepare_data()
+    """,
+    "nemo_gym.server_utils": """
+        MAX_NUM_TRIES=3
+        DISCONNECTED_CLIENT_OS_PRINT_INTERVAL=100
+        DISCONNECTED_CLIENT_OS_HELP_TEXT
+        DEFAULT_HEAD_SERVER_PORT=11000
+        ProfilingMiddlewareInputConfig
+        ProfilingMiddlewareInputConfig.profiling_results_dirpath
+        ProfilingMiddlewareConfig
+        ProfilingMiddlewareConfig.profiling_enabled
+        UvicornLoggingConfig
+        UvicornLoggingConfig.uvicorn_logging_show_200_ok
+        maybe_ray_cluster_exit()
+        IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME='IS_NEMO_GYM_FASTAPI_WORKER'
+        IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME='IS_NEMO_GYM_FASTAPI_ENTRYPOINT'
+        NEMO_GYM_FASTAPI_NUM_WORKERS='NEMO_GYM_FASTAPI_NUM_WORKERS'
+        is_nemo_gym_fastapi_worker()
+        set_is_nemo_gym_fastapi_worker()
+        set_is_nemo_gym_fastapi_entrypoint(file)
+        get_nemo_gym_fastapi_num_workers()
+        set_nemo_gym_fastapi_num_workers(num_workers)
+        SimpleServer
+        SimpleServer.setup_profiling(app, profiling_config)
+        SimpleServer.set_ulimit(target_soft_limit=)
+        SimpleServer.prefix_server_logs()
+    """,
+    "nemo_gym": """
+        OLD_PRINT
+        print_always_flushes(*args, **kwargs)
+    """,
+    "nemo_gym.global_config": """
+        USE_ABSOLUTE_IP='use_absolute_ip'
+        INHERIT_FROM_KEY_NAME='_inherit_from'
+        COPY_KEY_NAME='_copy'
+        DELETE_KEY_KEY_NAME='_delete_key'
+        GlobalConfigDictParser
+        GlobalConfigDictParser.parse_global_config_dict_from_cli()
+        GlobalConfigDictParser.load_extra_config_paths(config_paths)
+        GlobalConfigDictParser.validate_and_populate_defaults(server_instance_configs, default_host, port_range_low, port_range_high, initial_disallowed_ports=)
+        GlobalConfigDictParser.detect_and_report_almost_servers(global_config_dict)
+        format_almost_server_warning(server_name, error)
+    """,
+    "nemo_gym.reward_profile": """
+        RewardProfiler
+        RewardProfiler.rollout_info_from_result(result)
+        RewardProfiler.histogram(data)
+        RewardProfiler.describe_dataframe(df)
+        RewardProfiler.calculate_metrics_single_df(grouped_df)
+        reward_profile()
+    """,
+    "nemo_gym.profiling": """
+        Profiler
+        Profiler.name
+        Profiler.base_profile_dir
+        Profiler.required_str
+        Profiler.model_post_init(context)
+        Profiler.start()
+        Profiler.stop()
+        Profiler.dump()
+    """,
+    "nemo_gym.dataset_orchestrator": """
+        delete_jsonl_dataset_from_gitlab(gitlab_model_name)
+        upload_jsonl_dataset_to_hf_maybe_delete(config, delete_from_gitlab=)
+        upload_jsonl_dataset_to_hf_cli()
+        upload_jsonl_dataset_to_hf_and_delete_gitlab_cli()
+        download_jsonl_dataset_from_hf_cli()
+        delete_jsonl_dataset_from_gitlab_cli()
+    """,
+    "nemo_gym.prompt": """
+        materialize_prompts_cli()
+    """,
+    "nemo_gym.openai_utils": """
+        NeMoGymContent
+    """,
+    "nemo_gym.hf_utils": """
+        create_huggingface_client(token)
+        check_jsonl_format(file_path)
+        download_hf_dataset_as_jsonl(config)
+        upload_jsonl_dataset(config)
+    """,
+    "nemo_gym.benchmarks": """
+        prepare_benchmark()
+    """,
+}
+
+AUGUST_2026 = {
+    "nemo_gym.exporters": """
+        EXPORTER_REGISTRY
+        get_exporters()
+        setup_exporters(global_config_dict)
+        teardown_exporters()
+        export_metrics(metrics, step=)
+        export_rollouts(rollouts)
+    """,
+    "nemo_gym.exporters.base": """
+        BaseExporter
+        BaseExporter.setup()
+        BaseExporter.teardown()
+        BaseExporter.export_config()
+        BaseExporter.export_metrics(metrics, step=)
+        BaseExporter.export_rollouts(rollouts)
+    """,
+    "nemo_gym.exporters.mlflow": """
+        MLflowExporter
+        MLflowExporter.name='mlflow'
+    """,
+    "nemo_gym.exporters.wandb": """
+        WandbExporter
+        WandbExporter.name='wandb'
+    """,
+    "nemo_gym": """
+        NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME='NEMO_GYM_EXTRA_ROOTS'
+        component_search_roots(*, sys_path=)
+        OLD_PRINT
+        print_always_flushes(*args, **kwargs)
+    """,
+    "nemo_gym.base_resources_server": """
+        NEMO_GYM_MCP_SESSION_TOKEN_HEADER='X-NeMo-Gym-Session-Token'
+        NEMO_GYM_MCP_METADATA_KEY='mcp'
+        normalize_tool_name(name, server_name=)
+        RESERVED_MCP_TOOL_NAMES
+        BaseResourcesServerConfig
+        BaseResourcesServerConfig.expose_tools_over_mcp
+        BaseResourcesServerConfig.REVERIFY_MODE
+        MCPServerMetadata
+        MCPServerMetadata.server_name
+        MCPServerMetadata.url_path
+        MCPServerMetadata.transport
+        MCPServerMetadata.headers
+        SimpleResourcesServer
+        SimpleResourcesServer.normalize_tool_name(name)
+        SimpleResourcesServer.get_reverify_mode()
+    """,
+    "nemo_gym.base_responses_api_agent": """
+        BaseResponsesAPIAgentConfig
+        BaseResponsesAPIAgentConfig.token_id_capture
+        SimpleResponsesAPIAgent
+        SimpleResponsesAPIAgent.rollout_id_from_run(body)
+        SimpleResponsesAPIAgent.url_path_for_run(url_path, body)
+        SimpleResponsesAPIAgent.base_url_for_run(base_url, body)
+        SimpleResponsesAPIAgent.url_path_for_request(url_path, request)
+        SimpleResponsesAPIAgent.resolve_model_base_url(model_server_name, rollout_id=)
+    """,
+    "nemo_gym.base_responses_api_model": """
+        SimpleResponsesAPIModel
+    """,
+    "nemo_gym.server_utils": """
+        MAX_NUM_TRIES=3
+        DISCONNECTED_CLIENT_OS_PRINT_INTERVAL=100
+        DISCONNECTED_CLIENT_OS_HELP_TEXT
+        DEFAULT_HEAD_SERVER_PORT=11000
+        BaseServer
+        ProfilingMiddlewareInputConfig
+        ProfilingMiddlewareInputConfig.profiling_results_dirpath
+        ProfilingMiddlewareConfig
+        ProfilingMiddlewareConfig.profiling_enabled
+        UvicornLoggingConfig
+        UvicornLoggingConfig.uvicorn_logging_show_200_ok
+        maybe_ray_cluster_exit()
+        IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME='IS_NEMO_GYM_FASTAPI_WORKER'
+        IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME='IS_NEMO_GYM_FASTAPI_ENTRYPOINT'
+        NEMO_GYM_FASTAPI_NUM_WORKERS='NEMO_GYM_FASTAPI_NUM_WORKERS'
+        is_nemo_gym_fastapi_worker()
+        set_is_nemo_gym_fastapi_worker()
+        set_is_nemo_gym_fastapi_entrypoint(file)
+        get_nemo_gym_fastapi_num_workers()
+        set_nemo_gym_fastapi_num_workers(num_workers)
+        SimpleServer
+        SimpleServer.setup_profiling(app, profiling_config)
+        SimpleServer.set_ulimit(target_soft_limit=)
+        SimpleServer.prefix_server_logs()
+        rollout_path_prefix(rollout_id, *, token_capture=)
+        apply_rollout_prefix(base_url, rollout_id, *, token_capture=)
+    """,
+    "nemo_gym.openai_utils": """
+        RoutedExperts
+        REQUIRED_TOKEN_METADATA_FIELDS
+        TOKEN_METADATA_FIELDS
+        NeMoGymContent
+        NeMoGymInputVideoPart
+        NeMoGymInputVideoPart.type
+        NeMoGymInputVideoPart.video_url
+        NeMoGymInputVideoPart.video
+        NeMoGymResponseInputContentPart
+        NeMoGymResponseInputContentList
+        NeMoGymChatCompletionOutputMessage
+        NeMoGymChatCompletionContentPartVideoUrlParam
+        NeMoGymChatCompletionContentPartVideoUrlParam.video_url
+        NeMoGymChatCompletionContentPartVideoUrlParam.type
+    """,
+    "nemo_gym.config_types": """
+        ExporterConfig
+        ExporterConfig.is_available
+        MLFlowConfig
+        MLFlowConfig.mlflow_tracking_uri
+        MLFlowConfig.mlflow_tracking_token
+        MLFlowConfig.mlflow_experiment_name
+        MLFlowConfig.mlflow_run_name
+        MLFlowConfig.is_available
+        BaseNeMoGymCLIConfig
+        BaseNeMoGymCLIConfig.pre_process(data)
+        ServerRefTypeAdapter
+        UploadJsonlDatasetHuggingFaceConfig
+        UploadJsonlDatasetHuggingFaceConfig.forbidden_fields
+        UploadJsonlDatasetHuggingFaceConfig.check_forbidden_fields(data)
+        DownloadJsonlDatasetHuggingFaceConfig
+        DownloadJsonlDatasetHuggingFaceConfig.check_output_path()
+        GitlabDatasetSource
+        GitlabDatasetSource.type
+        GitlabDatasetSource.dataset_name
+        GitlabDatasetSource.version
+        GitlabDatasetSource.artifact_fpath
+        HuggingFaceDatasetSource
+        HuggingFaceDatasetSource.type
+        HuggingFaceDatasetSource.repo_id
+        HuggingFaceDatasetSource.artifact_fpath
+        DatasetSource
+        DatasetConfig
+        DatasetConfig.check_train_validation_sets()
+        DatasetConfig.normalize_dataset_source()
+        BaseServerTypeConfig
+        BaseServerTypeConfig.SERVER_TYPE
+        ServerTypeConfig
+        BaseServerInstanceConfig
+        BaseServerInstanceConfig.name
+        BaseServerInstanceConfig.server_type_config_dict
+        BaseServerInstanceConfig.validate_domain_for_resources_server()
+        BaseServerInstanceConfig.get_server_ref()
+        BaseServerInstanceConfig.get_inner_run_server_config_dict()
+        BaseServerInstanceConfig.get_inner_run_server_config()
+        BaseServerInstanceConfig.datasets()
+        ServerInstanceConfigTypeAdapter
+        ROLLOUT_PATH_PREFIX='ng-rollout'
+        TOKEN_CAPTURE_PATH_SEGMENT='training-token-capture'
+    """,
+    "nemo_gym.global_config": """
+        USE_ABSOLUTE_IP='use_absolute_ip'
+        UVICORN_TIMEOUT_WORKER_HEALTHCHECK='uvicorn_timeout_worker_healthcheck'
+        MODEL_ENDPOINT_READINESS_TIMEOUT_KEY_NAME='model_endpoint_readiness_timeout_seconds'
+        ALLOW_OPENAI_VERSION_SKEW_KEY_NAME='allow_openai_version_skew'
+        RESULTS_DIR_KEY_NAME='results_dir'
+        CACHE_DIR_KEY_NAME='cache_dir'
+        INHERIT_FROM_KEY_NAME='_inherit_from'
+        COPY_KEY_NAME='_copy'
+        DELETE_KEY_KEY_NAME='_delete_key'
+        VERBOSE_KEY_NAME='verbose'
+        JSON_OUTPUT_KEY_NAME='json'
+        QUERY_KEY_NAME='query'
+        OBSERVABILITY_ENABLED_KEY_NAME='observability_enabled'
+        MODEL_CALL_CAPTURE_DIR_KEY_NAME='model_call_capture_dir'
+        TOKEN_ID_CAPTURE_BLOCK='token_id_capture'
+        COMPONENT_NAME_KEY_NAME='component_name'
+        GlobalConfigDictParser
+        GlobalConfigDictParser.parse_global_config_dict_from_cli()
+        GlobalConfigDictParser.load_extra_config_paths(config_paths)
+        GlobalConfigDictParser.detect_and_report_almost_servers(global_config_dict)
+        format_almost_server_warning(server_name, error)
+    """,
+    "nemo_gym.rollout_collection": """
+        SharedRolloutCollectionConfig
+        RolloutCollectionConfig
+    """,
+    "nemo_gym.rollout_observability": """
+        ObservationModel
+        ModelCallRef
+        ModelCallRef.model_call_id
+        ModelCallRef.model_ref
+        ModelCallRef.response_id
+        ModelCallRef.validate_join_key()
+        TrajectoryTokenStats
+        TrajectoryTokenStats.prompt_tokens
+        TrajectoryTokenStats.completion_tokens
+        TrajectoryTokenStats.reasoning_tokens
+        TrajectoryTokenStats.total_tokens
+        TrajectoryTokenStats.cached_tokens
+        TrajectoryResponseMetadata
+        TrajectoryResponseMetadata.response_id
+        TrajectoryResponseMetadata.model_ref
+        TrajectoryResponseMetadata.model
+        TrajectoryResponseMetadata.dialect
+        TrajectoryResponseMetadata.status_code
+        TrajectoryResponseMetadata.response_status
+        TrajectoryResponseMetadata.finish_reason
+        TrajectoryResponseMetadata.error_category
+        TrajectoryResponseMetadata.latency_ttft_ms
+        TrajectoryModelCall
+        TrajectoryModelCall.model_call_id
+        TrajectoryModelCall.started_at
+        TrajectoryModelCall.completed_at
+        TrajectoryModelCall.duration_ms
+        TrajectoryModelCall.request
+        TrajectoryModelCall.response
+        TrajectoryModelCall.response_metadata
+        TrajectoryModelCall.token_stats
+        TrajectoryTurn
+        TrajectoryTurn.invocation_id
+        TrajectoryTurn.task_id
+        TrajectoryTurn.rollout_id
+        TrajectoryTurn.turn_no
+        TrajectoryTurn.timestamp
+        TrajectoryTurn.question
+        TrajectoryTurn.answer
+        TrajectoryTurn.reasoning_content
+        TrajectoryTurn.resolved
+        TrajectoryTurn.step_count
+        TrajectoryTurn.model_calls
+        AgentInvocation
+        AgentInvocation.kind
+        AgentInvocation.invocation_id
+        AgentInvocation.parent_invocation_id
+        AgentInvocation.spawned_by_tool_call_id
+        AgentInvocation.status
+        AgentInvocation.duration_ms
+        AgentInvocation.error_type
+        AgentInvocation.model_calls
+        AgentInvocation.conversation
+        ToolCallObservation
+        ToolCallObservation.kind
+        ToolCallObservation.invocation_id
+        ToolCallObservation.tool_call_id
+        ToolCallObservation.sandbox_id
+        ToolCallObservation.tool_name
+        ToolCallObservation.started_at
+        ToolCallObservation.completed_at
+        ToolCallObservation.duration_ms
+        ToolCallObservation.timing_source
+        ToolCallObservation.status
+        ToolCallObservation.error_type
+        ToolCallObservation.validate_timing()
+        TrajectoryToolCall
+        TrajectoryToolCall.output
+        SandboxObservation
+        SandboxObservation.kind
+        SandboxObservation.role
+        SandboxObservation.provider
+        SandboxObservation.sandbox_id
+        SandboxObservation.outcome
+        SandboxObservation.exit_code
+        SandboxObservation.wall_time_s
+        SandboxObservation.cpu_time_s
+        SandboxObservation.peak_memory_mib
+        SandboxObservation.resource_usage_source
+        SandboxObservation.error_type
+        ContextCompactionObservation
+        ContextCompactionObservation.kind
+        ContextCompactionObservation.invocation_id
+        ContextCompactionObservation.observed_at
+        ContextCompactionObservation.trigger
+        ContextCompactionObservation.tokens_before
+        ContextCompactionObservation.tokens_after
+        ContextCompactionObservation.outcome
+        ContextCompactionObservation.summary
+        ContextCompactionObservation.first_kept_item_id
+        ContextCompactionObservation.before_model_call
+        ContextCompactionObservation.model_calls
+        ContextCompactionObservation.after_model_call
+        ObservationGap
+        ObservationGap.code
+        ObservationGap.invocation_id
+        ObservationGap.detail
+        AgentObservationRecord
+        AgentObservationBundle
+        AgentObservationBundle.source
+        AgentObservationBundle.records
+        AgentObservationBundle.gaps
+        AgentObservationBundle.validate_identity()
+        TrajectoryRecord
+        TrajectoryRecord.schema_version
+        TrajectoryRecord.task_id
+        TrajectoryRecord.rollout_id
+        TrajectoryRecord.invocations
+        TrajectoryRecord.turns
+        TrajectoryRecord.model_calls
+        TrajectoryRecord.tool_calls
+        TrajectoryRecord.gaps
+        TrajectoryRecord.validate_identity()
+        join_model_call_observations(bundle, calls)
+        AgentEpisode
+        AgentEpisode.response
+        AgentEpisode.observations
+    """,
+    "nemo_gym.rollout_correlation": """
+        ROLLOUT_ID_PATTERN
+        maybe_rollout_id_from_run_body(body)
+        current_rollout_id()
+        rollout_context(rollout_id)
+        RolloutContextMiddleware
+    """,
+    "nemo_gym.responses_converter": """
+        ResponsesConverterState
+        ResponsesConverterState.return_token_id_information
+        ResponsesConverterState.messages
+        ResponsesConverterState.content_buffer
+        ResponsesConverterState.tool_calls_buffer
+        ResponsesConverterState.assistant_item_buffered
+        ResponsesConverterState.token_information
+        ResponsesConverterState.flush_assistant()
+        ResponsesConverter
+        ResponsesConverter.THINK_TAG_PATTERN
+        ResponsesConverter.chat_completion_to_responses_create_params(chat_completion_create_params)
+        VLLMConverter
+        VLLMConverterResponsesToChatCompletionsState
+    """,
+    "nemo_gym.path_utils": """
+        failures_path_for(output_fpath)
+    """,
+    "nemo_gym.profiling": """
+        Profiler
+        Profiler.name
+        Profiler.base_profile_dir
+        Profiler.required_str
+        Profiler.model_post_init(context)
+        Profiler.start()
+        Profiler.stop()
+        Profiler.dump()
+    """,
+    "nemo_gym.skills": """
+        SKILL_MD_FILENAME='SKILL.md'
+        SkillMetadata
+        SkillMetadata.name
+        SkillMetadata.description
+        SkillMetadata.version
+        SkillsRef
+        SkillsRef.path
+        SkillsRef.hash
+        SkillsRef.skills
+        SkillsConfig
+        SkillsConfig.path
+        hash_skill_dir(root)
+        parse_skill_md(skill_md_path)
+        load_skill_directory(path)
+        stage_skills(path, dest_skills_dir)
+    """,
+    "nemo_gym.secret_utils": """
+        recursively_hide_secrets(dict_config)
+    """,
+    "nemo_gym.train_data_utils": """
+        TrainDataProcessorConfig
+        TrainDataProcessorConfig.in_scope_dataset_types()
+        Accumulator
+        Accumulator.is_aggregated
+        Accumulator.add(other)
+        Accumulator.aggregate()
+        AvgMinMax
+        AvgMinMax.stddev
+        AvgMinMax.mean
+        AvgMinMax.M2
+        StringMetrics
+        StringMetrics.unique_count
+        StringMetrics.total_count
+        aggregate_other_metrics(metrics, sample)
+        postprocess_other_metrics(metrics, other_metrics)
+        compute_sample_metrics(sample_dict_str)
+        DatasetValidatorState
+        DatasetValidatorState.metrics
+        DatasetValidatorState.key_counts
+        DatasetValidatorState.offending_example_idxs
+        DatasetValidatorState.other_metrics
+    """,
+    "nemo_gym.benchmarks": """
+        BENCHMARKS_SUBDIR='benchmarks'
+        discover_benchmarks()
+    """,
+    "nemo_gym.reward_profile": """
+        RewardProfiler
+        RewardProfiler.rollout_info_from_result(result)
+        RewardProfiler.histogram(data)
+        RewardProfiler.describe_dataframe(df)
+        RewardProfiler.calculate_metrics_single_df(grouped_df)
+    """,
+    "nemo_gym.dataset_orchestrator": """
+        delete_jsonl_dataset_from_gitlab(gitlab_model_name)
+        upload_jsonl_dataset_to_hf_maybe_delete(config, delete_from_gitlab=)
+    """,
+    "nemo_gym.hf_utils": """
+        create_huggingface_client(token)
+        check_jsonl_format(file_path)
+        download_hf_dataset_as_jsonl(config)
+        upload_jsonl_dataset(config)
+    """,
+    "nemo_gym.server_metadata": """
+        ServerMetadata
+        ServerMetadata.domain
+        ServerMetadata.description
+        ServerMetadata.verified
+        ServerMetadata.verified_url
+        ServerMetadata.value
+        ServerMetadata.to_dict()
+        visit_resources_server(data, level=)
+        visit_agent_server(data, level=)
+    """,
+    "nemo_gym.decorators": """
+        experimental(fn)
+    """,
+}

@@ -1,0 +1,75 @@
+"""People find their way in the floor plan: sizes of chapters and functions, and paths that pages name."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.paths import PARENT_DIR
+
+PACKAGE = PARENT_DIR / "nemo_gym"
+MOST_LINES = 500
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_MODULES_IN_A_FOLDER = 25
+MOST_MODULES = 324
+ONE_PER_COMMAND = Path("cli/commands")
+FOR_OTHER_PROGRAMS = 28
+"""Modules in the top folder that exist because programs elsewhere import them by that name."""
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def functions_in(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            yield f"{path.relative_to(PARENT_DIR)}:{first} {node.name}", (node.end_lineno or first) - first + 1
+
+
+def test_a_file_is_a_chapter() -> None:
+    sizes = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in modules()}
+    too_long = {name: size for name, size in sizes.items() if size > MOST_LINES}
+    assert not too_long, f"more than one subject? {too_long}"
+
+
+def test_functions_stay_short() -> None:
+    too_long = {
+        name: size for path in modules() for name, size in functions_in(path) if size > MOST_LINES_OF_A_FUNCTION
+    }
+    assert not too_long
+
+
+def test_folders_stay_small_and_few_modules_are_enough() -> None:
+    in_folder = Counter(path.parent.relative_to(PACKAGE) for path in modules() if path.name != "__init__.py")
+    in_folder[Path()] -= FOR_OTHER_PROGRAMS
+    too_full = {
+        str(folder): count
+        for folder, count in in_folder.items()
+        if folder != ONE_PER_COMMAND and count > MOST_MODULES_IN_A_FOLDER
+    }
+    assert not too_full
+    assert len(modules()) <= MOST_MODULES
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    silent = [str(path) for path in modules() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_paths_that_pages_name_are_there(page: str) -> None:
+    text = (PARENT_DIR / page).read_text()
+    named = set(re.findall(r"(?<![\w/.])((?:[\w.-]+/)+[\w.-]*)", text))
+    roots = (PARENT_DIR, PACKAGE, PARENT_DIR / "docs")
+    looked_for = {name for name in named if name.split("/")[0] in _FIRST_FOLDERS}
+    missing = [name for name in sorted(looked_for) if not any((root / name).exists() for root in roots)]
+    assert len(looked_for) > 5
+    assert not missing
+
+
+_FIRST_FOLDERS = {path.name for root in (PARENT_DIR, PACKAGE) for path in root.iterdir() if path.is_dir()}

@@ -1,0 +1,185 @@
+"""Time over text from elsewhere grows no faster than the text: every pattern, and all that masks, shows or reads it.
+
+Servers share a process and an event loop, so one body or answer that takes minutes to look at stops all of them.
+"""
+
+import ast
+import importlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import nemo_gym
+from nemo_gym.collect.failures import failure_of
+from nemo_gym.config.secrets import is_secret_key, mask_message, mask_tree, mask_url_passwords
+from nemo_gym.dialects.chat import is_too_long
+from nemo_gym.dialects.to_chat import taken_apart
+from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, excerpt, readable
+from nemo_gym.http.model_answers import EndpointSettings, explained_error
+from nemo_gym.http.model_endpoint import retry_after_s
+from nemo_gym.jsonl import malformation
+from nemo_gym.row_files import _split
+from nemo_gym.runs.manifest import masked_command, masked_options
+from nemo_gym.terminal import harmless, harmless_json, shown
+from resources_servers.instruction_following.registry import INSTRUCTIONS, instructions_of
+from resources_servers.instruction_following.tests.test_instructions import CASES
+from resources_servers.mcqa.grading import extract_answer as extract_option
+from resources_servers.reasoning_gym.answers import extract_answer
+from tests.security.growth import applied, growing_too_fast, in_words_of, of_all_kinds
+
+ROOT = Path(nemo_gym.__file__).parent.parent
+PACKAGES = ("nemo_gym", "responses_api_agents", "responses_api_models", "resources_servers")
+METHODS = frozenset({"search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"})
+SETTINGS = EndpointSettings("policy_model", "http://127.0.0.1:1/v1", "m")
+OPTIONS = {"A": "one", "B": "two"}
+ONLY_OFFERED = {r"<think>(.*?)</think>"}
+"""A name that programs elsewhere expect, and nothing here uses: quadratic when blocks are left open."""
+LIBRARIES = frozenset({"ray", "torch", "transformers", "wandb", "slurm"})
+"""Not in every environment in which these tests run."""
+
+
+def sources() -> list[Path]:
+    found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return [path for path in found if not {"tests", ".venv"} & {*path.relative_to(ROOT).parts}]
+
+
+def modules() -> Iterator[ModuleType]:
+    for path in sources():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[-1] == "__main__":
+            continue
+        try:
+            yield importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+        except ModuleNotFoundError as error:
+            if error.name not in LIBRARIES:
+                raise
+
+
+def uses_by_name(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
+    """With which methods the names of patterns are used."""
+    found: dict[str, set[str]] = {}
+    for node in (node for tree in trees.values() for node in ast.walk(tree)):
+        if isinstance(node, ast.Attribute) and node.attr in METHODS and isinstance(node.value, ast.Name):
+            found.setdefault(node.value.id, set()).add(node.attr)
+    return found
+
+
+def inline_patterns(trees: dict[Path, ast.Module]) -> Iterator[tuple[str, "re.Pattern[str]", str]]:
+    """Patterns that are written where they are used: `re.sub("...", ...)`."""
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+            if is_call and node.func.attr in METHODS and ast.unparse(node.func.value) == "re":  # type: ignore[attr-defined]
+                written = node.args[0]  # type: ignore[attr-defined]
+                if isinstance(written, ast.Constant) and isinstance(written.value, str):
+                    where = f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+                    yield where, re.compile(written.value), node.func.attr  # type: ignore[attr-defined]
+
+
+def patterns_in(value: Any, depth: int = 3) -> Iterator[tuple["re.Pattern[str]", str | None]]:
+    """The patterns in a value, each with the method it is bound to, if it is."""
+    if isinstance(value, re.Pattern):
+        yield value, None
+    elif isinstance(owner := getattr(value, "__self__", None), re.Pattern):
+        yield owner, value.__name__
+    elif depth and isinstance(value, dict | list | tuple | set | frozenset):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from patterns_in(each, depth - 1)
+    elif depth and isinstance(value, type) and value.__module__.startswith(PACKAGES):
+        yield from patterns_in(dict(vars(value)), depth - 1)
+
+
+def every_pattern() -> dict[str, tuple["re.Pattern[str]", str]]:
+    trees = {path: ast.parse(path.read_text()) for path in sources()}
+    uses = uses_by_name(trees)
+    found: dict[tuple[re.Pattern[str], str], str] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other people's libraries
+        for module in modules():
+            for name, value in list(vars(module).items()):
+                for pattern, bound in patterns_in(value):
+                    for method in [bound] if bound else sorted(uses.get(name, {"search"})):
+                        found.setdefault((pattern, method), f"{module.__name__}.{name}.{method}")
+    for where, pattern, method in inline_patterns(trees):
+        found.setdefault((pattern, method), f"{where} {method}")
+    return {f"{name} {number}": key for number, (key, name) in enumerate(found.items())}
+
+
+def test_every_pattern_takes_linear_time() -> None:
+    patterns = every_pattern()
+    names = " ".join(patterns)
+    for expected in ("secrets._URL_PASSWORD.sub", "base._PLAIN_PATH.fullmatch", "_FORMATS", "requirements.py"):
+        assert expected in names
+    assert len(patterns) > 90
+    slow = {}
+    for name, (pattern, method) in patterns.items():
+        if pattern.pattern in ONLY_OFFERED:
+            continue
+        texts = [*in_words_of(pattern), *of_all_kinds()]
+        slow[name] = growing_too_fast(applied(pattern, method), texts)
+    assert {name: text for name, text in slow.items() if text} == {}
+
+
+def refusal(text: str, status: int = 404) -> ServerResponseError:
+    return ServerResponseError("http://127.0.0.1:1/v1/responses", status, text.encode(errors="replace"))
+
+
+USES: dict[str, Callable[[str], Any]] = {
+    "mask_url_passwords": mask_url_passwords,
+    "mask_url_passwords of a URL": lambda text: mask_url_passwords(f"http://{text}"),
+    "mask_tree": lambda text: mask_tree({"a": text, "api_key": text}),
+    "mask_message": lambda text: mask_message(text, {"api_key": text[:100], "b": text}),
+    "masked_command": lambda text: masked_command([text, f"+a={text}"]),
+    "masked_options": lambda text: masked_options({"a": text.replace("$", "S")}),
+    "is_secret_key": is_secret_key,
+    "harmless": harmless,
+    "harmless_json": harmless_json,
+    "shown": shown,
+    "excerpt": lambda text: excerpt(text.encode(errors="replace")),
+    "readable": readable,
+    "malformation": lambda text: malformation(text.encode(errors="replace"), ValueError("odd")),
+    "an error answer in words": lambda text: str(refusal(text)),
+    "an error answer explained": lambda text: explained_error(refusal(text), SETTINGS),
+    "an error answer of too long a prompt": lambda text: is_too_long(refusal(text, 400)),
+    "an error answer as a failure": lambda text: failure_of(refusal(text), "agent"),
+    "an answer that is not JSON": lambda text: str(MalformedResponseError("odd", text.encode(errors="replace"))),
+    "retry_after_s": lambda text: retry_after_s({"retry-after": text}),
+    "think blocks": taken_apart,
+    "answers of reasoning_gym": extract_answer,
+    "options, boxed": lambda text: extract_option(text, OPTIONS, "lenient_boxed"),
+    "options in a box": lambda text: extract_option(rf"\boxed{{{text}}}", OPTIONS, "lenient_boxed"),
+    "options after a colon": lambda text: extract_option(f"answer: {text}", OPTIONS, "lenient_answer_colon"),
+    "options in Markdown": lambda text: extract_option(f"answer: {text}", OPTIONS, "lenient_answer_colon_md"),
+}
+
+
+@pytest.mark.parametrize("what", USES)
+def test_whatever_masks_shows_or_reads_a_text_takes_linear_time(what: str) -> None:
+    assert growing_too_fast(USES[what], of_all_kinds()) is None
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_every_instruction_is_checked_in_linear_time(name: str) -> None:
+    (instruction,) = instructions_of([name], [next(arguments for other, arguments, *_ in CASES if other == name)])
+    assert growing_too_fast(instruction.is_followed, of_all_kinds()) is None
+
+
+class Trickle(io.BytesIO):
+    """A file whose reader hands out little at a time, as those of compressed files may."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(64)
+
+
+def test_lines_of_compressed_files_are_read_in_linear_time() -> None:
+    def read(text: str) -> None:
+        data = text.encode(errors="replace")
+        assert b"\n".join(_split(Trickle(data))) == data
+
+    assert growing_too_fast(read, of_all_kinds()) is None
