@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -q
 ifdef UV
 install = test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) $(VENV); $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(PINNED)
 else
-install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED)
+install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
 .PHONY: help install dev quickstart test test-again test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench chaos chaos-short \
@@ -63,7 +63,7 @@ $(RL_VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(RL_VENV)/bin/python || $(PYTHON) -m venv $(RL_VENV)
 	@echo '*' > $(RL_VENV)/.gitignore
 	@echo "installing $(TORCH) into $(RL_VENV) ..."
-	@$(RL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) $(TORCH) $(RL_TOOLS) -e '.[rl]'
+	@$(RL_VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PINNED) $(TORCH) $(RL_TOOLS) -e '.[rl]'
 	@touch $@
 
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
@@ -73,7 +73,7 @@ test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .v
 $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	@echo "installing Ray into $(RAY_VENV) ..."
-	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) $(RAY_TOOLS) -e '.[ray]'
+	@$(RAY_VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PINNED) $(RAY_TOOLS) -e '.[ray]'
 	@touch $@
 
 test-ray: $(RAY_VENV)/.installed ## run the tests that need Ray, on a cluster of several nodes on this machine
@@ -85,7 +85,7 @@ $(MLFLOW_VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(MLFLOW_VENV)/bin/python || $(PYTHON) -m venv $(MLFLOW_VENV)
 	@echo '*' > $(MLFLOW_VENV)/.gitignore
 	@echo "installing MLflow into $(MLFLOW_VENV) ..."
-	@$(MLFLOW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) 'pytest>=8.3' -e '.[mlflow]'
+	@$(MLFLOW_VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PINNED) 'pytest>=8.3' -e '.[mlflow]'
 	@touch $@
 
 test-mlflow: $(MLFLOW_VENV)/.installed ## run the tests that need MLflow, with its store in files
@@ -132,17 +132,23 @@ types: dev
 imports: dev
 	$(BIN)/lint-imports
 
+# One stage of the check. What fails is named and tried once more, alone; what fails again is named in the last line.
+define stage
+echo "== $(1)"; $(MAKE) --no-print-directory $(1) || { \
+	echo "== $(1) failed and is tried once more; what passes now depends on the moment, and wants to be mended"; \
+	$(MAKE) --no-print-directory $(2) || { echo "== $(1) failed twice"; exit 1; }; }
+endef
+
 check: lint types imports ## what CI runs: lint, types, import contract, every test, those with torch, Ray, MLflow and a browser, the documentation, some faults
-	@$(MAKE) --no-print-directory test || { \
-		echo "What failed is tried once more, alone. What passes now depends on the moment, and wants to be mended:"; \
-		$(MAKE) --no-print-directory test-again; }
-	@$(MAKE) --no-print-directory test-rl
-	@$(MAKE) --no-print-directory test-ray
-	@$(MAKE) --no-print-directory test-mlflow
-	@$(MAKE) --no-print-directory test-sdk
-	@$(MAKE) --no-print-directory test-browser
-	@$(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory chaos-short
+	@$(call stage,test,test-again)
+	@$(call stage,test-rl,test-rl)
+	@$(call stage,test-ray,test-ray)
+	@$(call stage,test-mlflow,test-mlflow)
+	@$(call stage,test-sdk,test-sdk)
+	@$(call stage,test-browser,test-browser)
+	@$(call stage,docs,docs)
+	@$(call stage,chaos-short,chaos-short)
+	@echo "every stage of the check passed"
 
 coverage: dev ## run every test and demand that it covers the code
 	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)

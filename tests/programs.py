@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _PROGRAM = """
-import os, resource, runpy, signal, sys
+import os, resource, runpy, signal, sys, tempfile
 from importlib import import_module
 
 for stream, target in ((1, OUT), (2, ERR)):
@@ -26,6 +26,7 @@ if LARGEST_FILE:
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, resource.RLIM_INFINITY))
 os.environ.clear()
 os.environ.update(ENVIRONMENT)
+tempfile.tempdir = None
 os.chdir(FOLDER)
 program, *arguments = COMMAND
 sys.argv = [f"/usr/bin/{program}", *arguments]

@@ -63,6 +63,7 @@ def runtime_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Sockets of this test alone, in a place whose name is short enough."""
     folder = Path(tempfile.mkdtemp(prefix="ng", dir="/tmp"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))  # runs are looked for there, too: without it, those of other tests
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 

@@ -30,6 +30,7 @@ def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sockets of this test alone, in a place whose name is short enough."""
     with tempfile.TemporaryDirectory(prefix="ng", dir="/tmp", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
         yield
 
 
