@@ -95,7 +95,6 @@ def run_shard(order: ShardOrder, tell: Tell) -> ShardEnd:
         _comes_true(lambda: _is_free(order.output), _FREE_WITHIN_S)
     with _started(order) as (process, child):
         _watch(process, child, order, node, tell)
-        child.reader.join(_ENDS_WITHIN_S)
     problem = "" if process.returncode == 0 else _tail(RolloutPaths(order.output).log)
     return ShardEnd(process.returncode, node, child.summary, problem)
 
@@ -197,6 +196,7 @@ def _watch(process: "subprocess.Popen[bytes]", child: _Child, order: ShardOrder,
             signals_sent += 1
             _wait(process, _STEP_S)
         _wait(process, order.report_every_s)
+    child.reader.join(_ENDS_WITHIN_S)  # its last words may still be on their way, and belong into the last report
     tell(child.report(order, node))
 
 
