@@ -20,6 +20,7 @@ from nemo_gym.rl.failures import (
     RolloutRetryPolicy,
     RolloutTimeouts,
 )
+from nemo_gym.rl.groups import group_advantages
 from nemo_gym.rl.rollout_manager import RolloutManager
 from nemo_gym.rl.tensors import as_list
 
@@ -169,20 +170,123 @@ def test_nan_log_probs_that_stay_are_a_data_failure(
     assert sent[0] == attempts
 
 
-def test_drifted_tokens_fail_the_group_and_name_the_row(
+def drifting(row: dict[str, Any], result_of: ResultOf) -> dict[str, Any]:
+    """Two turns, the second of which remembers the first otherwise."""
+    result = result_of(row)
+    again = result_of(row)["response"]["output"][0]
+    again["prompt_token_ids"] = [104, 105, 121, 69, 115, 33]
+    result["response"]["output"].append(again)
+    return result
+
+
+def test_drifted_tokens_fail_the_group_and_name_the_row_where_that_is_asked_for(
     attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    gym = attached(lambda row: drifting(row, result_of), branches=False)
+    with pytest.raises(NonContiguousTokensError, match="row 0: Non-contiguous messages found") as caught:
+        run(gym, rows(1), tokenizer)
+    assert ">>> 101:'e' 115:'s'" in str(caught.value)
+    assert ">>> 69:'E' 115:'s'" in str(caught.value)
+
+
+def test_drifted_tokens_make_two_samples_of_a_rollout_and_the_first_time_it_is_said_why(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gym = attached(lambda row: drifting(row, result_of))
+    with caplog.at_level("WARNING"):
+        results, _ = run(gym, rows(3), tokenizer)
+
+    for result in results:
+        logs = [result["message_log"], *result["branches"]]
+        assert [[as_list(message["token_ids"]) for message in log] for log in logs] == [
+            [[104, 105], [121, 101, 115]],
+            [[104, 105, 121, 69, 115, 33], [121, 101, 115]],
+        ]
+    assert gym.metrics()["rollout/branched_total"] == 3
+    assert caplog.text.count("a rollout became 2 samples") == 1
+    assert ">>> 69:'E' 115:'s'" in caplog.text
+
+
+def manager_of(gym: Any, tokenizer: Any, size: int, **options: Any) -> RolloutManager:
+    config: Any = dict.fromkeys(("top_k", "stop_strings", "stop_token_ids")) | {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_new_tokens": 4,
+    }
+    return RolloutManager(
+        tokenizer, {"nemo_gym": gym}, size, 64, generation_config=config, use_nemo_gym=True, **options
+    )
+
+
+def group_of(manager: RolloutManager, rows: Rows) -> Any:
+    given: Any = {"idx": 7, "message_log": [], "extra_env_info": rows(1)[0]}
+    return asyncio.run(manager.run_rollout(given))
+
+
+@pytest.mark.parametrize("broken", ["drift", "no tokens", "a failure", "status 422", "nan", "reward"])
+def test_one_bad_rollout_does_not_discard_its_group_where_groups_may_be_partial(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any, broken: str
 ) -> None:
     def answer(row: dict[str, Any]) -> Any:
         result = result_of(row)
-        again = result_of(row)["response"]["output"][0]
-        again["prompt_token_ids"] = [104, 105, 121, 69, 115, 33]
-        result["response"]["output"].append(again)
-        return result
+        result["reward"] = float(row["_rowidx"])
+        if row["_rowidx"] != 1:
+            return result
+        if broken == "status 422":
+            return Response("no such task", status_code=422)
+        bad = {
+            "drift": lambda: drifting(row, result_of),
+            "no tokens": lambda: {**result, "response": {"output": []}},
+            "a failure": lambda: {**row, "_ng_failure_class": "agent_error", "reward": 0.0},
+            "nan": lambda: result_of(row, [None, -0.2, -0.3]),
+            "reward": lambda: {**result, "reward": "high"},
+        }
+        return bad[broken]()
 
-    with pytest.raises(NonContiguousTokensError, match="row 0: Non-contiguous messages found") as caught:
-        run(attached(answer), rows(1), tokenizer)
-    assert ">>> 101:'e' 115:'s'" in str(caught.value)
-    assert ">>> 69:'E' 115:'s'" in str(caught.value)
+    gym = attached(answer, branches=False)
+    with pytest.raises(RolloutDataFailure):
+        group_of(manager_of(gym, tokenizer, 4), rows)
+    with pytest.raises(RolloutDataFailure):
+        group_of(manager_of(gym, tokenizer, 4, min_group_size=4), rows)
+    group = group_of(manager_of(gym, tokenizer, 4, min_group_size=3), rows)
+
+    assert [completion.mask_reason is None for completion in group.completions] == [True, False, True, True]
+    masked = group.completions[1]
+    assert masked.mask_reason
+    assert math.isnan(masked.reward)
+    assert [as_list(message["token_ids"]) for message in masked.message_log] == [[104, 105]]
+    assert group.rollout_metrics["masked_completions"] == 1
+    assert group.rollout_metrics["total_reward/mean"] == pytest.approx(5 / 3)
+    assert group_advantages(group)[1] == 0.0
+    assert group_advantages(group)[0] == pytest.approx(group_advantages([0.0, 2.0, 3.0])[0])
+
+
+def test_rows_that_are_lost_for_good_are_masked_too(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    def answer(row: dict[str, Any]) -> Any:
+        return Response("busy", status_code=503) if row["_rowidx"] == 0 else result_of(row)
+
+    manager = manager_of(attached(answer), tokenizer, 3, min_group_size=2, retry_policy=TWICE)
+    group = group_of(manager, rows)
+    assert [completion.mask_reason is None for completion in group.completions] == [False, True, True]
+    assert "rows [0] of 3 never came back after 2 dispatches" in group.completions[0].mask_reason
+
+
+def test_a_result_that_says_so_is_masked_and_keeps_its_reward(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    def answer(row: dict[str, Any]) -> Any:
+        told = [{}, {"mask_sample": True}, {"instance_config": {"mask_sample": True}}][row["_rowidx"]]
+        return result_of(row, **told)
+
+    group = group_of(manager_of(attached(answer), tokenizer, 3), rows)
+    assert [completion.mask_reason for completion in group.completions] == [
+        None,
+        "mask_sample",
+        "instance_config.mask_sample",
+    ]
+    assert [completion.reward for completion in group.completions] == [1.0] * 3
 
 
 def test_an_over_long_prompt_is_a_data_failure_for_the_manager_too(
