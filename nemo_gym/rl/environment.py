@@ -36,6 +36,7 @@ from nemo_gym.keys import (
     RAY_HEAD_NODE_ADDRESS_KEY_NAME,
 )
 from nemo_gym.rl.calls import cancel_and_drain, deadline
+from nemo_gym.rl.captured import CapturedTokens
 from nemo_gym.rl.failures import GymTransportError, RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.row_dispatch import RowDispatch
@@ -189,6 +190,7 @@ class NemoGym:
         self.cfg = cfg
         self._run_helper: RunHelper | None = None
         self._collector: _Collector | None = None
+        self._captured: CapturedTokens | None = None
         self._polled_s = 0.0
         self._totals = {
             "rollout/gym_row_redispatch_total": 0.0,
@@ -225,6 +227,7 @@ class NemoGym:
         collector = _Collector()
         collector.attach(head)
         self._collector = collector
+        self._captured = CapturedTokens.of_run(collector.global_config_dict)
 
     def _spinup(self) -> None:
         self.start()
@@ -314,7 +317,8 @@ class NemoGym:
             if rounds and dispatch.redispatches:
                 await asyncio.sleep(policy.backoff_s(rounds))
             rounds += 1
-            async with self._collector.sending(owed) as outcomes:
+            captured = self._captured
+            async with self._collector.sending(captured.named(owed) if captured else owed) as outcomes:
                 for _ in owed:
                     with timer.time(f"{prefix}/await_results"):
                         row, outcome = await self._next(outcomes)
@@ -322,6 +326,8 @@ class NemoGym:
                         dispatch.failed(row, outcome)
                         continue
                     with timer.time(f"{prefix}/postprocess_results"):
+                        if captured is not None:
+                            await captured.put_onto(row, outcome)
                         dispatch.arrived(row, outcome)
 
     async def _next(self, outcomes: "asyncio.Queue[_Outcome]") -> "_Outcome":
@@ -374,6 +380,11 @@ class _Collector(RolloutCollectionHelper):
     def attach(self, head: "BaseServerConfig") -> None:
         """Find out where the servers are."""
         self._client = self.setup_server_client(head)
+
+    @property
+    def global_config_dict(self) -> Any:
+        """The configuration of the run."""
+        return None if self._client is None else self._client.global_config_dict
 
     @asynccontextmanager
     async def sending(self, rows: list[Row]) -> "AsyncIterator[asyncio.Queue[_Outcome]]":

@@ -101,7 +101,7 @@ def completion_of_capture(
         words = f"{len(entries)} calls were captured, and no conversation can be made of them"
         raise NoGenerationDataError(f"rollout {rollouts[0] if rollouts else '?'} has no generation data: {words}")
     samples = Samples()
-    for entry in _in_order(built):
+    for entry in calls_in_order(built):
         samples.add(list(entry.prompt_token_ids), _generated(entry))
     is_incomplete = isinstance(captured, TokenCaptureSnapshot) and captured.incomplete
     first, *others = [with_tensors(log) for log in samples.logs]
@@ -112,7 +112,7 @@ def completion_of_capture(
         reward=reward,
         truncation_reason=truncation_reason,
         branches=others,
-        mask_reason=_why_masked(built, is_incomplete=is_incomplete),
+        mask_reason=why_masked(built, is_incomplete=is_incomplete),
     )
 
 
@@ -159,7 +159,7 @@ def completions_of(
     return [masked_completion(str(each), prompt) if isinstance(each, RolloutDataFailure) else each for each in made]
 
 
-def _in_order(built: BuildOutput) -> list[TokenEntry]:
+def calls_in_order(built: BuildOutput) -> list[TokenEntry]:
     """Every call of the chains once, parents first, the main chain before others."""
     calls: dict[str, TokenEntry] = {}
     for chain in built.chains:
@@ -177,7 +177,8 @@ def _generated(entry: TokenEntry) -> Message:
     }
 
 
-def _why_masked(built: BuildOutput, *, is_incomplete: bool) -> str | None:
+def why_masked(built: BuildOutput, *, is_incomplete: bool) -> str | None:
+    """What is in doubt about a rollout's calls; None when nothing is. Several conversations are no doubt here."""
     if is_incomplete:
         return "a call of the rollout was not captured"
     if built.notes.unresolved_retries:

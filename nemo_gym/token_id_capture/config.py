@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nemo_gym.errors import ConfigError
 from nemo_gym.keys import AGENTS_TYPE, TOKEN_ID_CAPTURE_BLOCK
 from nemo_gym.token_id_capture.protocols import TokenSink, installed_token_sink
 
 __all__ = [
     "TOKEN_ID_CAPTURE_BLOCK",
+    "TokenCaptureConfigError",
     "TokenIdCaptureConfig",
     "TokenIdCaptureSettings",
     "token_id_capture_config",
@@ -23,6 +25,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SINK_METHODS = ("put", "mark_incomplete", "close")
+
+
+class TokenCaptureConfigError(ConfigError, ValueError):
+    """The block says something that cannot be done."""
 
 
 class TokenIdCaptureSettings(BaseModel):
@@ -69,7 +75,7 @@ class TokenIdCaptureConfig(BaseModel):
         """The configured sink, made anew; None when none is configured.
 
         Raises:
-            ValueError: there is no such class, or it is no sink.
+            TokenCaptureConfigError: there is no such class, or it is no sink.
         """
         path = self.token_id_capture.sink
         if path is None:
@@ -78,11 +84,12 @@ class TokenIdCaptureConfig(BaseModel):
         try:
             kind = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"token_id_capture.sink is {path!r}, which cannot be loaded: {error}") from error
+            words = f"token_id_capture.sink is {path!r}, which cannot be loaded: {error}"
+            raise TokenCaptureConfigError(words) from error
         sink = kind(**self.token_id_capture.sink_kwargs)
         missing = [method for method in _SINK_METHODS if not callable(getattr(sink, method, None))]
         if missing:
-            raise ValueError(f"token_id_capture.sink {path!r} is no sink: it lacks {', '.join(missing)}")
+            raise TokenCaptureConfigError(f"token_id_capture.sink {path!r} is no sink: it lacks {', '.join(missing)}")
         made: TokenSink = sink
         return made
 
@@ -112,11 +119,15 @@ def token_id_capture_config(global_config_dict: Any) -> TokenIdCaptureConfig:
     """What a run's configuration says; off where there is none.
 
     Raises:
-        ValueError: it is enabled and has no place to keep anything, or says something unknown.
+        TokenCaptureConfigError: it is enabled and has no place to keep anything, or says something unknown.
     """
     plain = _plain(global_config_dict)
     keys = (TOKEN_ID_CAPTURE_BLOCK, "model_call_capture_dir")
-    return TokenIdCaptureConfig.model_validate({key: plain[key] for key in keys if plain.get(key) is not None})
+    given = {key: plain[key] for key in keys if plain.get(key) is not None}
+    try:
+        return TokenIdCaptureConfig.model_validate(given)
+    except ValidationError as error:
+        raise TokenCaptureConfigError("; ".join(map(_words, error.errors()))) from None
 
 
 def token_id_capture_enabled_for_agent(global_config_dict: Any, agent_name: str | None) -> bool:
@@ -129,6 +140,12 @@ def token_id_capture_enabled_for_agent(global_config_dict: Any, agent_name: str 
     if not isinstance(agents, Mapping):
         return False
     return any(bool(agent.get(TOKEN_ID_CAPTURE_BLOCK)) for agent in agents.values() if isinstance(agent, Mapping))
+
+
+def _words(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    words = str(error["msg"]).removeprefix("Value error, ")
+    return f"{place}: {words}" if place else words
 
 
 def _plain(config: Any) -> Mapping[str, Any]:

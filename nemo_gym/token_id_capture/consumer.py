@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
 from nemo_gym.token_id_capture.builder import BuildOutput, project_main_chain_response, run_builder
-from nemo_gym.token_id_capture.config import token_id_capture_config
+from nemo_gym.token_id_capture.config import TokenCaptureConfigError, token_id_capture_config
 from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot, TokenSource, installed_token_source
 from nemo_gym.token_id_capture.store import TokenCaptureStore, make_token_store
 
@@ -36,7 +36,7 @@ def collector_token_source(global_config_dict: Any) -> CollectorSource | None:
     """Where the collector of a run finds entries; None when results are not to be rebuilt.
 
     Raises:
-        ValueError: they are, and there is no place to find them in.
+        TokenCaptureConfigError: they are, and there is no place to find them in.
     """
     config = token_id_capture_config(global_config_dict)
     if not config.enabled or not config.token_id_capture.rebuild_response:
@@ -46,7 +46,7 @@ def collector_token_source(global_config_dict: Any) -> CollectorSource | None:
         return CollectorSource(installed, is_own=False)
     store = make_token_store(global_config_dict)
     if store is None:
-        raise ValueError(
+        raise TokenCaptureConfigError(
             "token_id_capture is to rebuild responses, but there is no token source in the rollout-collector process: "
             "set token_id_capture.dir, or call install_token_source there"
         )

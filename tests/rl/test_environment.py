@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ from nemo_gym.rl.failures import (
 from nemo_gym.rl.groups import group_advantages
 from nemo_gym.rl.rollout_manager import RolloutManager
 from nemo_gym.rl.tensors import as_list
+from nemo_gym.token_id_capture.records import TokenEntry
+from nemo_gym.token_id_capture.store import TokenCaptureStore
 
 Attach = Callable[..., NemoGym]
 Rows = Callable[[int], list[dict[str, Any]]]
@@ -369,3 +372,67 @@ def test_a_trainers_configuration_is_made_fit_for_the_servers(shape: Any) -> Non
     assert (generation["stop_strings"], generation["stop_token_ids"], generation["top_k"]) == (None, None, 5)
     with pytest.raises(ConfigError, match="has no 'policy'"):
         setup_nemo_gym_config({})
+
+
+class BlackBox:
+    """An agent that knows no tokens: what a model server would capture of its calls is put where it belongs."""
+
+    def __init__(self, folder: Path, calls: list[tuple[list[int], list[int]]]) -> None:
+        self.store = TokenCaptureStore(folder)
+        self.calls = calls
+        self.ids: list[str] = []
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        rollout_id = row["_ng_rollout_id"]
+        self.ids.append(rollout_id)
+        for number, (prompt, generation) in enumerate(self.calls):
+            self.store.append(
+                TokenEntry(
+                    rollout_id=rollout_id,
+                    model_call_id=f"call{number}",
+                    prompt_token_ids=prompt,
+                    generation_token_ids=generation,
+                    generation_log_probs=[-0.5] * len(generation),
+                    created_at=float(number),
+                )
+            )
+        text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+        return {**row, "response": {"output": [text]}, "reward": 1.0}
+
+
+def capture_config(folder: Path) -> dict[str, Any]:
+    return {"token_id_capture": {"enabled": True, "all_agents": True, "dir": str(folder)}}
+
+
+def test_what_was_captured_of_a_black_box_is_trained_on_a_sub_agent_as_a_sample_of_its_own(
+    attached: Attach, rows: Rows, tokenizer: Any, tmp_path: Path
+) -> None:
+    agent = BlackBox(tmp_path, [([104, 105], [121]), ([50, 51], [52]), ([104, 105, 121, 63], [122])])
+    gym = attached(agent, run_config=capture_config(tmp_path))
+    group = group_of(manager_of(gym, tokenizer, 3), rows)
+
+    assert len(set(agent.ids)) == 3
+    for completion in group.completions:
+        assert [[as_list(message["token_ids"]) for message in log] for log in completion.samples] == [
+            [[104, 105], [121], [63], [122]],
+            [[50, 51], [52]],
+        ]
+        assert completion.mask_reason is None
+        assert completion.reward == 1.0
+    assert not list(tmp_path.glob("*.jsonl")), "what was delivered is not kept twice"
+
+
+def test_doubt_about_captured_calls_masks_the_completion_and_no_calls_are_a_data_failure(
+    attached: Attach, rows: Rows, tokenizer: Any, tmp_path: Path
+) -> None:
+    unresolved = BlackBox(tmp_path, [([104, 105], [121]), ([104, 105], [122])])
+    gym = attached(unresolved, run_config=capture_config(tmp_path))
+    group = group_of(manager_of(gym, tokenizer, 2), rows)
+    assert {completion.mask_reason for completion in group.completions} == {
+        "calls were tried again, and it is not known which answer counted"
+    }
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2, "evidence is kept"
+
+    silent = attached(BlackBox(tmp_path, []), run_config=capture_config(tmp_path))
+    with pytest.raises(RolloutDataFailure, match="no generation data"):
+        group_of(manager_of(silent, tokenizer, 2), rows)

@@ -8,11 +8,14 @@ from unittest.mock import MagicMock
 
 import pytest
 from omegaconf import OmegaConf
-from pydantic import ValidationError
 
 from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymResponse
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.token_id_capture.config import token_id_capture_config, token_id_capture_enabled_for_agent
+from nemo_gym.token_id_capture.config import (
+    TokenCaptureConfigError,
+    token_id_capture_config,
+    token_id_capture_enabled_for_agent,
+)
 from nemo_gym.token_id_capture.protocols import TokenSink, TokenSource, install_token_sink, installed_token_sink
 from nemo_gym.token_id_capture.records import TokenEntry
 from nemo_gym.token_id_capture.sink import (
@@ -237,14 +240,16 @@ def test_the_configured_sink_comes_before_the_installed_one_and_that_before_the_
     [
         ({"enabled": True}, "requires a directory or sink"),
         ({"enabled": True, "dir": "here"}, "token_id_capture.dir is 'here'; it must be an absolute path"),
-        ({"enabled": True, "dir": "/tmp", "fraction": 1}, "fraction"),
+        ({"enabled": True, "dir": "/tmp", "fraction": 1}, "token_id_capture.fraction: Extra inputs"),
         ({"enabled": True, "sink": "no.such.module:X"}, "cannot be loaded"),
         ({"enabled": True, "sink": "json:JSONDecoder"}, "is no sink: it lacks put, mark_incomplete, close"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_one_sentence(block: dict[str, Any], words: str) -> None:
-    with pytest.raises((ValueError, ValidationError), match=words):
+    with pytest.raises(TokenCaptureConfigError, match=words) as caught:
         ServerTokenCapture.from_config({"token_id_capture": block})
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ValueError)
 
 
 def test_what_is_off_is_not_looked_at() -> None:
