@@ -63,7 +63,7 @@ $(RL_VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(RL_VENV)/bin/python || $(PYTHON) -m venv $(RL_VENV)
 	@echo '*' > $(RL_VENV)/.gitignore
 	@echo "installing $(TORCH) into $(RL_VENV) ..."
-	@$(RL_VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PINNED) $(TORCH) $(RL_TOOLS) -e '.[rl]'
+	@$(RL_VENV)/bin/python -m pip install -qq --disable-pip-version-check $(PINNED) $(TORCH) $(RL_TOOLS) -e '.[rl,tokens]'
 	@touch $@
 
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,6 +15,8 @@ from nemo_gym.paths import PARENT_DIR
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.listening import listen
 from responses_api_models.scripted_model.app import ScriptedModel, ScriptedModelConfig
+from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
+from responses_api_models.token_model.tests.stand_in import StandInEngine, serving, tokenizer_folder, tool_user
 from tests.ports import free_port
 from tests.readmes import modules, play
 
@@ -21,11 +24,13 @@ MODELS = "responses_api_models"
 LOCAL, SECOND_LOCAL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 AZURE = "https://my-resource.openai.azure.com"
 OPENAI = "https://api.openai.com"
+WARSAW = '{"city": "Warsaw"}'
 ADDRESSES = {
     "azure_openai_model": [AZURE],
     "inference_provider": [LOCAL],
     "openai_model": [OPENAI],
     "scripted_model": [],
+    "token_model": [LOCAL],
     "vllm_model": [LOCAL, SECOND_LOCAL],
 }
 """Of the endpoints that a README speaks of; the test of a new one fails until it is listed here."""
@@ -65,11 +70,17 @@ def endpoint() -> Iterator[Callable[[str], str]]:
 def test_every_command_works_and_the_examples_are_all_right(
     module: str, tmp_path: Path, endpoint: Callable[[str], str]
 ) -> None:
-    replaced = {written: endpoint(written) for written in ADDRESSES[module]}
-    if module == "scripted_model":
-        replaced["8123"] = str(free_port())
+    with ExitStack() as up:
+        if module == "token_model":
+            folder = tokenizer_folder(tmp_path / "tokenizer")
+            engine = StandInEngine(ChatTokenizer(folder), tool_user("get_weather", WARSAW, rounds=1, thinks=True))
+            replaced = {LOCAL: up.enter_context(serving(engine.app())), "_tokenizer=Qwen3-8B": f"_tokenizer={folder}"}
+        else:
+            replaced = {written: endpoint(written) for written in ADDRESSES[module]}
+        if module == "scripted_model":
+            replaced["8123"] = str(free_port())
 
-    collected = play(PARENT_DIR / MODELS / module / "README.md", tmp_path, replaced)
+        collected = play(PARENT_DIR / MODELS / module / "README.md", tmp_path, replaced)
 
     assert collected
     for rollouts in collected.values():

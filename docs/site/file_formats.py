@@ -11,6 +11,7 @@ from nemo_gym.runs import record
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import RunManifest
 from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.token_id_capture.delivery import TOKEN_CAPTURE_KEY
 
 FOLDER = "reference"
 _OF_RESULTS = {
@@ -42,6 +43,10 @@ _OF_ROLLOUTS = {
 }
 _OF_ROLLOUTS[record.PREVIOUS_VERDICT_KEY] = (
     "what the record said before it was scored again: [Scoring again](../scoring-again.md)"
+)
+_OF_ROLLOUTS[TOKEN_CAPTURE_KEY] = (
+    "what was captured of the calls of an agent that knows no tokens, and why it cannot be trusted: "
+    "[Feeding a trainer](../training.md)"
 )
 _NEVER_WRITTEN = {
     record.NG_NO_PERSIST_KEY: "an answer with it leaves no trace; the rollout runs again when the run is resumed",

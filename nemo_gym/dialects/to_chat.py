@@ -36,6 +36,8 @@ SAME_NAME = (
 _STORED_AT_THE_PROVIDER = ("previous_response_id", "prompt")
 _BLANK_LINE = "\n\n"
 _BEGIN, _END = "<think>", "</think>"
+PROMPT_DIGEST = "prompt_digest"
+"""Beside token ids: what their prompt was made of, for whoever is to go on from them."""
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
@@ -197,7 +199,8 @@ class _Conversation:
 
     def _note_token_ids(self, item: Item) -> None:
         if self.with_token_ids and carries_token_ids(item):
-            self._token_fields = {name: item[name] for name in TOKEN_FIELDS if item.get(name) is not None}
+            names = (*TOKEN_FIELDS, PROMPT_DIGEST)
+            self._token_fields = {name: item[name] for name in names if item.get(name) is not None}
             self.flush()
 
 

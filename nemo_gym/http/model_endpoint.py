@@ -176,6 +176,10 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /tokenize`, which lives beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}{_TOKENIZE}", {"json": body})
 
+    async def create_generate(self, **body: Any) -> dict[str, Any]:
+        """`POST /generate`, which SGLang has beside `/v1`."""
+        return await self._call("POST", f"{self._root.removesuffix('/v1')}/generate", {"json": body})
+
     @cached_property
     def _headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({**self.default_headers, **self.auth_headers()})

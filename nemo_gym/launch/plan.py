@@ -75,6 +75,7 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (MODELS_TYPE, "inference_provider"),
         (MODELS_TYPE, "openai_model"),
         (MODELS_TYPE, "scripted_model"),
+        (MODELS_TYPE, "token_model"),
         (MODELS_TYPE, "vllm_model"),
         (RESOURCES_TYPE, "code_gen"),
         (RESOURCES_TYPE, "equivalence_llm_judge"),

@@ -39,6 +39,7 @@ _EXPORTS = {
     "RolloutRetryPolicy": "failures",
     "RolloutStats": "failures",
     "RolloutTimeouts": "failures",
+    "completion_of_capture": "samples",
     "collate": "batches",
     "collate_packed": "batches",
     "importance_weights": "batches",

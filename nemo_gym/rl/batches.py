@@ -18,7 +18,7 @@ import numpy as np
 from nemo_gym.errors import ConfigError
 from nemo_gym.rl.buffer import BufferedGroup
 from nemo_gym.rl.groups import group_advantages
-from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, MessageLog, PromptGroupRecord
 from nemo_gym.rl.tensors import as_list, require_torch, torch_is_there
 
 Group: TypeAlias = PromptGroupRecord | BufferedGroup
@@ -43,6 +43,8 @@ class _Sequence:
     completion: Completion
     advantage: float
     group: int
+    rollout: int
+    """Which completion of its group it is of."""
     prompt_idx: int
     versions: tuple[int, int]
 
@@ -57,6 +59,9 @@ def collate(
 ) -> dict[str, Any]:
     """One row per completion, in the order of the groups, padded on the right to the longest, or to `pad_to`.
 
+    A completion whose conversation was rewritten has a row per sample, with the same reward, advantage and
+    `rollout_index`; a masked one has a loss mask of zeros.
+
     | key | shape | |
     |---|---|---|
     | `input_ids`, `attention_mask` | [B, L] | the tokens, and 1 where there are any |
@@ -65,6 +70,7 @@ def collate(
     | `advantages`, `rewards` | [B] | |
     | `weight_versions` | [B, 2] | of groups from a buffer: first and last; -1 where it is not known |
     | `lengths`, `group_index`, `prompt_idx`, `truncated` | [B] | |
+    | `rollout_index`, `sample_mask` | [B] | the completion within its group; 0 where it is masked, else 1 |
     | `truncation_reasons` | list of B | why a completion was cut off; None where it was not |
 
     Raises:
@@ -184,22 +190,24 @@ def _sequences(groups: Sequence[Group], advantages: Advantages) -> list[_Sequenc
             record, versions = group.record, (group.start_weight_version, group.end_weight_version)
         else:
             record, versions = group, (UNKNOWN_VERSION, UNKNOWN_VERSION)
-        for completion, advantage in zip(record.completions, advantages(record), strict=True):
-            sequences.append(_sequence(completion, float(advantage), index, record.prompt_idx, versions))
+        for rollout, (completion, advantage) in enumerate(zip(record.completions, advantages(record), strict=True)):
+            place = (index, rollout, record.prompt_idx)
+            sequences += [_sequence(log, completion, float(advantage), place, versions) for log in completion.samples]
     return sequences
 
 
 def _sequence(
-    completion: Completion, advantage: float, group: int, prompt_idx: int, versions: tuple[int, int]
+    log: MessageLog, completion: Completion, advantage: float, place: tuple[int, int, int], versions: tuple[int, int]
 ) -> _Sequence:
     ids, is_generated, logprobs, ends = [], [], [], []
     length = 0
-    for message in completion.message_log:
+    for message in log:
         tokens = _array(message["token_ids"]).astype(np.int64)
         given = message.get("generation_logprobs")
         length += len(tokens)
         ids.append(tokens)
-        is_generated.append(np.full(len(tokens), message["role"] == "assistant"))
+        is_trained = message["role"] == "assistant" and completion.mask_reason is None
+        is_generated.append(np.full(len(tokens), is_trained))
         logprobs.append(np.zeros(len(tokens), np.float32) if given is None else _array(given).astype(np.float32))
         if message["role"] == "assistant":
             ends.append(length)
@@ -210,8 +218,7 @@ def _sequence(
         ends,
         completion,
         advantage,
-        group,
-        prompt_idx,
+        *place,
         versions,
     )
 
@@ -219,6 +226,8 @@ def _sequence(
 def _add_turn_rewards(row: "np.ndarray[Any, np.dtype[np.float32]]", sequence: _Sequence) -> None:
     """Where there are rewards for turns they count; otherwise the whole reward belongs to the last turn."""
     ends = sequence.turn_ends
+    if sequence.completion.mask_reason is not None:
+        return
     rewards = sequence.completion.turn_rewards or [0.0] * (len(ends) - 1) + [sequence.completion.reward]
     for end, reward in zip(ends, rewards, strict=False):
         if end:
@@ -230,6 +239,8 @@ def _per_sequence(sequences: Sequence[_Sequence]) -> dict[str, Any]:
     return {
         "lengths": np.array([len(each.ids) for each in sequences], np.int64),
         "group_index": np.array([each.group for each in sequences], np.int64),
+        "rollout_index": np.array([each.rollout for each in sequences], np.int64),
+        "sample_mask": np.array([each.mask_reason is None for each in completions], np.float32),
         "prompt_idx": np.array([each.prompt_idx for each in sequences], np.int64),
         "rewards": np.array([each.reward for each in completions], np.float32),
         "advantages": np.array([each.advantage for each in sequences], np.float32),

@@ -14,6 +14,7 @@ is restoring what it holds.
 import asyncio
 import base64
 import logging
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -330,7 +331,7 @@ def _to_line(group: BufferedGroup) -> bytes:
             **vars(record),
             "prompt": _packed(record.prompt),
             "rollout_metrics": {key: value for key, value in record.rollout_metrics.items() if _is_plain(value)},
-            "completions": [{**vars(it), "message_log": _packed(it.message_log)} for it in record.completions],
+            "completions": [_packed_completion(it) for it in record.completions],
         },
     }
     try:
@@ -344,10 +345,21 @@ def _to_line(group: BufferedGroup) -> bytes:
 
 def _from_entry(entry: dict[str, Any]) -> BufferedGroup:
     stored = entry["record"]
-    completions = [Completion(**{**it, "message_log": _unpacked(it["message_log"])}) for it in stored["completions"]]
+    completions = [_unpacked_completion(it) for it in stored["completions"]]
     record = PromptGroupRecord(**{**stored, "prompt": _unpacked(stored["prompt"]), "completions": completions})
     start, end = entry["versions"]
     return BufferedGroup(entry["group_id"], record, start, end, entry["target_step"])
+
+
+def _packed_completion(completion: Completion) -> dict[str, Any]:
+    logs = {"message_log": _packed(completion.message_log), "branches": [_packed(log) for log in completion.branches]}
+    return {**vars(completion), **logs}
+
+
+def _unpacked_completion(stored: dict[str, Any]) -> Completion:
+    logs = [_unpacked(log) for log in (stored["message_log"], *stored.get("branches", ()))]
+    reward = math.nan if stored["reward"] is None else stored["reward"]  # JSON has no NaN
+    return Completion(**{**stored, "message_log": logs[0], "branches": logs[1:], "reward": reward})
 
 
 def _packed(message_log: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -215,10 +215,11 @@ class CurriculumSampler:
     def update(self, group: PromptGroupRecord) -> None:
         """A group was made: its rewards say how often its prompt is solved now."""
         index = group.prompt_idx
-        if index not in self._samples or not group.completions:
+        rewards = [completion.reward for completion in group.completions if completion.mask_reason is None]
+        if index not in self._samples or not rewards:
             return
-        solved = sum(completion.reward >= self._solved_from for completion in group.completions)
-        rate, before = solved / len(group.completions), self._solve_rates.get(index)
+        solved = sum(reward >= self._solved_from for reward in rewards)
+        rate, before = solved / len(rewards), self._solve_rates.get(index)
         rate = rate if before is None else self._decay * before + (1 - self._decay) * rate
         self._solve_rates[index] = rate
         self._move(index, self._pool_of(rate))

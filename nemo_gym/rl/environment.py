@@ -9,6 +9,7 @@ The trainer's settings become the configuration of the servers it trains on.
 """
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -35,6 +36,7 @@ from nemo_gym.keys import (
     RAY_HEAD_NODE_ADDRESS_KEY_NAME,
 )
 from nemo_gym.rl.calls import cancel_and_drain, deadline
+from nemo_gym.rl.captured import CapturedTokens
 from nemo_gym.rl.failures import GymTransportError, RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.row_dispatch import RowDispatch
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from nemo_gym.config_types import BaseServerConfig
     from nemo_gym.http.client import ServerClient
     from nemo_gym.launch.run_helper import RunHelper
+
+logger = logging.getLogger(__name__)
 
 NAN_RUNS_KEY = "rollout_max_attempts_to_avoid_lp_nan"
 _CONNECTIONS_PER_HOST = 16_384
@@ -72,6 +76,9 @@ class NemoGymConfig(TypedDict, total=False):
     thinking_tags: list[str] | None
     rollout_max_attempts_to_avoid_lp_nan: int
     """How often a row may be run until its log-probs are numbers; 1 when unset."""
+    branches: bool
+    """Make several samples of a rollout whose conversation was rewritten on the way, which is what happens when unset;
+    false makes that a `NonContiguousTokensError`."""
 
 
 def head_server_of(cfg: NemoGymConfig) -> BaseServerConfig | None:
@@ -183,8 +190,13 @@ class NemoGym:
         self.cfg = cfg
         self._run_helper: RunHelper | None = None
         self._collector: _Collector | None = None
+        self._captured: CapturedTokens | None = None
         self._polled_s = 0.0
-        self._totals = {"rollout/gym_row_redispatch_total": 0.0, "rollout/lp_nan_retry_total": 0.0}
+        self._totals = {
+            "rollout/gym_row_redispatch_total": 0.0,
+            "rollout/lp_nan_retry_total": 0.0,
+            "rollout/branched_total": 0.0,
+        }
 
     @classmethod
     def as_actor(cls, cfg: NemoGymConfig, **options: Any) -> Any:
@@ -215,6 +227,7 @@ class NemoGym:
         collector = _Collector()
         collector.attach(head)
         self._collector = collector
+        self._captured = CapturedTokens.of_run(collector.global_config_dict)
 
     def _spinup(self) -> None:
         self.start()
@@ -252,10 +265,12 @@ class NemoGym:
         *,
         timeouts: RolloutTimeouts | None = None,
         retry_policy: RolloutRetryPolicy | None = None,
+        min_group_size: int | None = None,
     ) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """Run every row at its agent; results in row order, each with its message log, and timings and counters.
 
-        Each row's `_rowidx` is its position. Every result is there, or an error is raised.
+        Each row's `_rowidx` is its position. Every result is there, or an error is raised. With `min_group_size`, so
+        many are enough: the others have a `mask_reason` and no messages.
 
         Raises:
             GymTransportError: rows never came back, within their dispatches or within `rollout_s`.
@@ -269,6 +284,7 @@ class NemoGym:
             lambda result: self._postprocess_nemo_gym_to_nemo_rl_result(result, tokenizer),
             max_sends=policy.max_gym_row_attempts,
             max_nan_runs=max_nan_runs_of(self.cfg),
+            min_rows=min_group_size,
         )
         timer = Timer()
         limit_s = timeouts.rollout_s if timeouts is not None else None
@@ -301,7 +317,8 @@ class NemoGym:
             if rounds and dispatch.redispatches:
                 await asyncio.sleep(policy.backoff_s(rounds))
             rounds += 1
-            async with self._collector.sending(owed) as outcomes:
+            captured = self._captured
+            async with self._collector.sending(captured.named(owed) if captured else owed) as outcomes:
                 for _ in owed:
                     with timer.time(f"{prefix}/await_results"):
                         row, outcome = await self._next(outcomes)
@@ -309,6 +326,8 @@ class NemoGym:
                         dispatch.failed(row, outcome)
                         continue
                     with timer.time(f"{prefix}/postprocess_results"):
+                        if captured is not None:
+                            await captured.put_onto(row, outcome)
                         dispatch.arrived(row, outcome)
 
     async def _next(self, outcomes: "asyncio.Queue[_Outcome]") -> "_Outcome":
@@ -331,9 +350,26 @@ class NemoGym:
             raise GymTransportError(f"a server of this run has ended: {error}") from error
 
     def _postprocess_nemo_gym_to_nemo_rl_result(self, nemo_gym_result: dict[str, Any], tokenizer: Any) -> Any:
-        return build_message_log(
-            nemo_gym_result, tokenizer, self.cfg.get("invalid_tool_call_patterns"), self.cfg.get("thinking_tags")
+        built = build_message_log(
+            nemo_gym_result,
+            tokenizer,
+            self.cfg.get("invalid_tool_call_patterns"),
+            self.cfg.get("thinking_tags"),
+            branches=self.cfg.get("branches", True),
         )
+        if built.get("branches"):
+            self._note_branches(built)
+        return built
+
+    def _note_branches(self, built: dict[str, Any]) -> None:
+        self._totals["rollout/branched_total"] += 1
+        if self._totals["rollout/branched_total"] == 1:
+            logger.warning(
+                "a rollout became %d samples, because its conversation was rewritten on the way (the first such is "
+                "shown, all are counted as rollout/branched_total). %s",
+                1 + len(built["branches"]),
+                built["drift"],
+            )
 
 
 class _Collector(RolloutCollectionHelper):
@@ -344,6 +380,11 @@ class _Collector(RolloutCollectionHelper):
     def attach(self, head: "BaseServerConfig") -> None:
         """Find out where the servers are."""
         self._client = self.setup_server_client(head)
+
+    @property
+    def global_config_dict(self) -> Any:
+        """The configuration of the run."""
+        return None if self._client is None else self._client.global_config_dict
 
     @asynccontextmanager
     async def sending(self, rows: list[Row]) -> "AsyncIterator[asyncio.Queue[_Outcome]]":

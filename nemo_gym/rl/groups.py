@@ -27,11 +27,14 @@ def group_advantages(
     """One advantage per completion: its reward less the mean of the group's.
 
     With `normalize` they are divided by the (sample) standard deviation. With `leave_one_out` the mean is that of
-    the other completions. Equal rewards, and a group of one, give zeros.
+    the other completions. Equal rewards, and a group of one, give zeros. Masked completions do not count and get 0.
 
     Raises:
         ValueError: a reward is not a finite number.
     """
+    if isinstance(group, PromptGroupRecord) and any(it.mask_reason is not None for it in group.completions):
+        rest = iter(group_advantages(_rewards_of(group), normalize=normalize, leave_one_out=leave_one_out))
+        return [next(rest) if completion.mask_reason is None else 0.0 for completion in group.completions]
     rewards = _rewards_of(group)
     bad = [reward for reward in rewards if not math.isfinite(reward)]
     if bad:
@@ -61,7 +64,7 @@ def with_signal(groups: Iterable[PromptGroupRecord]) -> Iterator[PromptGroupReco
 
 def _rewards_of(group: PromptGroupRecord | Sequence[float]) -> list[float]:
     if isinstance(group, PromptGroupRecord):
-        return [completion.reward for completion in group.completions]
+        return [completion.reward for completion in group.completions if completion.mask_reason is None]
     return [float(reward) for reward in group]
 
 

@@ -66,6 +66,16 @@ class Completion:
     """The reward of each turn, where there are rewards for turns; their sum is `reward`."""
     reward_components: dict[str, float] = field(default_factory=dict)
     """What the reward is made of, by name, where the environment tells."""
+    branches: list[MessageLog] = field(default_factory=list)
+    """More samples of the same attempt, where its conversation was rewritten on the way. In each of them, only what
+    was generated there has the role `assistant`: no token is trained on twice."""
+    mask_reason: str | None = None
+    """Why it is not to be trained on; None when it is. Without a result there is also no reward: it is NaN."""
+
+    @property
+    def samples(self) -> list[MessageLog]:
+        """Everything that is trained on for this attempt."""
+        return [self.message_log, *self.branches]
 
     def __repr__(self) -> str:
         """Short: `asyncio.run` of Python 3.11 formats what a task returned, and a tensor takes milliseconds."""
@@ -76,7 +86,10 @@ class Completion:
 
 @dataclass
 class PromptGroupRecord:
-    """All completions of one prompt, in the order of their generation index. There are no partial groups."""
+    """All completions of one prompt, in the order of their generation index.
+
+    There are as many as were asked for. With `min_group_size`, those that failed are among them, masked.
+    """
 
     prompt_idx: int
     prompt: MessageLog

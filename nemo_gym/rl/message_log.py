@@ -3,7 +3,8 @@
 Each output item with token ids tells the whole prompt of its turn and what was generated. The prompt must begin
 with every token seen so far; what it adds becomes a `user` message, the generation an `assistant` message.
 
-When they do not fit, the error says why, so that the cause can be found by reading: tokens drift when the text of
+When they do not fit, the turn begins another sample of the same rollout, or is an error, as asked for. The error says
+why, so that the cause can be found by reading: tokens drift when the text of
 earlier turns is tokenized anew instead of being kept: the same text in other tokens, or a chat template that
 changes what was said (drops thoughts, trims spaces, reorders arguments).
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError, NonContiguousTokensError
 from nemo_gym.rl.interfaces import Message, MessageLog
+from nemo_gym.rl.samples import Samples
 from nemo_gym.rl.tensors import as_list, with_tensors
 
 _SHOWN_BEFORE = 4
@@ -98,14 +100,19 @@ def build_message_log(
     tokenizer: Any,
     invalid_tool_call_patterns: Sequence[str] | None = None,
     thinking_tags: Sequence[str] | None = None,
+    *,
+    branches: bool = True,
 ) -> dict[str, Any]:
     """`message_log`, `input_message_log` (its first message) and `full_result`, which has texts in place of tokens.
+
+    Where the conversation was rewritten there are also `branches`, the message logs of the other samples, and `drift`,
+    which says what happened first.
 
     Token ids and log-probs are tensors where torch is installed. `result` is an agent's answer to `/run`. Its items
     lose their token ids and log-probs and gain `prompt_str` and `generation_str`.
 
     Raises:
-        NonContiguousTokensError: a prompt does not begin with the tokens before it.
+        NonContiguousTokensError: a prompt does not begin with the tokens before it, and no `branches` are wanted.
         NoGenerationDataError: no item has token ids.
     """
     assert isinstance(result, dict), f"an agent answered /run with {type(result).__name__}, not with an object"
@@ -115,21 +122,22 @@ def build_message_log(
         raise NoGenerationDataError(_no_generation(result, output, tokenizer))
     patterns = invalid_tool_call_patterns or DEFAULT_INVALID_TOOL_CALL_PATTERNS
     tags = thinking_tags or DEFAULT_THINKING_TAGS
-    message_log: MessageLog = []
-    prompts: list[list[int]] = []
-    seen: list[int] = []
+    samples = Samples()
+    turns: list[tuple[list[int], list[int]]] = []
+    drift = ""
     for turn, item in enumerate(items, 1):
         prompt, generation, log_probs = _take_tokens(item)
-        if prompt[: len(seen)] != seen:
-            raise NonContiguousTokensError(describe_drift(turn, message_log, seen, prompt, tokenizer))
+        if not drift and not samples.goes_on(prompt):
+            drift = describe_drift(turn, samples.logs[-1], samples.seen_last(), prompt, tokenizer)
+            if not branches:
+                raise NonContiguousTokensError(drift)
         flags = flags_of(item, patterns, tags)
-        message_log.append({"role": "user", "content": "", "token_ids": prompt[len(seen) :]})
-        message_log.append(_generated(generation, log_probs, flags))
-        prompts.append(prompt)
-        seen = prompt + generation
-    _add_texts(items, prompts, message_log, tokenizer)
-    with_tensors(message_log)
-    return {"message_log": message_log, "input_message_log": message_log[:1], "full_result": result}
+        samples.add(prompt, _generated(generation, log_probs, flags))
+        turns.append((prompt, generation))
+    _add_texts(items, turns, tokenizer)
+    message_log, *others = [with_tensors(log) for log in samples.logs]
+    built = {"message_log": message_log, "input_message_log": message_log[:1], "full_result": result}
+    return {**built, "branches": others, "drift": drift} if others else built
 
 
 def flags_of(item: Mapping[str, Any], patterns: Sequence[str], tags: Sequence[str]) -> dict[str, bool]:
@@ -161,8 +169,8 @@ def _generated(token_ids: list[int], log_probs: list[float], flags: dict[str, bo
     return {"role": "assistant", "content": "", "token_ids": token_ids, "generation_logprobs": log_probs, **flags}
 
 
-def _add_texts(items: list[dict[str, Any]], prompts: list[list[int]], message_log: MessageLog, tokenizer: Any) -> None:
-    generations = [message["token_ids"] for message in message_log[1::2]]
+def _add_texts(items: list[dict[str, Any]], turns: list[tuple[list[int], list[int]]], tokenizer: Any) -> None:
+    prompts, generations = [prompt for prompt, _ in turns], [generation for _, generation in turns]
     texts = zip(tokenizer.batch_decode(prompts), tokenizer.batch_decode(generations), strict=True)
     for item, (prompt_text, generation_text) in zip(items, texts, strict=True):
         item["prompt_str"] = prompt_text

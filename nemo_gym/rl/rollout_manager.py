@@ -44,6 +44,7 @@ from nemo_gym.rl.interfaces import (
 from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
 from nemo_gym.rl.rewards import gym_metrics, reward_of_result
 from nemo_gym.rl.row_dispatch import ROW_INDEX_KEY
+from nemo_gym.rl.samples import completions_of, mask_reason_of
 from nemo_gym.rl.tensors import has_nan, num_tokens, with_tensors
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class AsyncNemoGymRolloutImpl:
         timeouts: RolloutTimeouts | None = None,
         retry_policy: RolloutRetryPolicy | None = None,
         reward_weights: Mapping[str, float] | None = None,
+        min_group_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         """`task_to_env["nemo_gym"]` is a `NemoGym`, or the handle of one; `kwargs` is what the other path needs."""
@@ -81,6 +83,7 @@ class AsyncNemoGymRolloutImpl:
         self.timeouts = timeouts
         self.retry_policy = retry_policy
         self.reward_weights = reward_weights
+        self.min_group_size = min_group_size
         self.overrides = RolloutOverrides()
         self._validate_init_params()
 
@@ -89,6 +92,8 @@ class AsyncNemoGymRolloutImpl:
         other = copy(self)
         other.overrides = overrides
         other.num_generations_per_prompt = overrides.n or self.num_generations_per_prompt
+        if self.min_group_size is not None:
+            other.min_group_size = min(self.min_group_size, other.num_generations_per_prompt)
         other.generation_config = dict(self.generation_config)  # type: ignore[assignment]
         if overrides.greedy or overrides.temperature is not None:
             other.generation_config["temperature"] = overrides.temperature or 0.0
@@ -110,8 +115,11 @@ class AsyncNemoGymRolloutImpl:
                 completions, gym_timing = await self._run_rollouts(inputs, timer, TIMER_PREFIX)
             with timer.time(f"{TIMER_PREFIX}/compute_metrics"):
                 agent = inputs[0][AGENT_REF_KEY_NAME]["name"]
-                metrics = self._compute_rollout_metrics(completions, agent)
-                metrics = _without_row_fields(metrics, completions, inputs[0], agent)
+                finished = [completion for completion in completions if completion.env_extras is not None]
+                metrics = self._compute_rollout_metrics(finished, agent)
+                metrics = _without_row_fields(metrics, finished, inputs[0], agent)
+                if self.min_group_size is not None:
+                    metrics["masked_completions"] = sum(it.mask_reason is not None for it in completions)
         return PromptGroupRecord(
             prompt_idx=input_sample["idx"],
             prompt=input_sample["message_log"],
@@ -157,7 +165,11 @@ class AsyncNemoGymRolloutImpl:
         self, inputs: list[dict[str, Any]], timer: Timer, timer_prefix: str
     ) -> tuple[list[Completion], dict[str, Any]]:
         """Completions in row order, and what the environment measured."""
-        options = {"timeouts": self.timeouts, "retry_policy": self.retry_policy}
+        options = {
+            "timeouts": self.timeouts,
+            "retry_policy": self.retry_policy,
+            "min_group_size": self.min_group_size,
+        }
         given = {name: value for name, value in options.items() if value is not None}
         seconds = self.timeouts.rollout_s if self.timeouts else None
         every_row = [row[ROW_INDEX_KEY] for row in inputs]
@@ -168,7 +180,7 @@ class AsyncNemoGymRolloutImpl:
         missing = [index for index in every_row if index >= len(results) or results[index] is None]
         if missing:
             raise _never_came_back(missing, "although the environment has finished")
-        return [self._result_to_completion(result) for result in results], timing
+        return completions_of(results, self._result_to_completion, self.min_group_size), timing
 
     def _environment(self) -> Any:
         if TASK_NAME not in self.task_to_env:
@@ -178,7 +190,8 @@ class AsyncNemoGymRolloutImpl:
 
     def _result_to_completion(self, result: dict[str, Any]) -> Completion:
         message_log: MessageLog = with_tensors(result["message_log"])
-        if has_nan(message_log):
+        branches = [with_tensors(log) for log in result.get("branches", ())]
+        if any(map(has_nan, [message_log, *branches])):
             raise RolloutDataFailure("a completion has NaN log-probs; look for overflow in the policy's logits")
         full_result = result["full_result"]
         reason = _why_incomplete(full_result)
@@ -192,6 +205,8 @@ class AsyncNemoGymRolloutImpl:
             reward=reward.total,
             truncation_reason=reason,
             reward_components=reward.components,
+            branches=branches,
+            mask_reason=mask_reason_of(full_result),
         )
 
     def _compute_rollout_metrics(self, completions: list[Completion], agent_name: str) -> dict[str, Any]:
@@ -277,14 +292,20 @@ class RolloutManager:
         timeouts: RolloutTimeouts | None = None,
         retry_policy: RolloutRetryPolicy | None = None,
         reward_weights: Mapping[str, float] | None = None,
+        min_group_size: int | None = None,
     ) -> None:
         """`retry_policy` says how often a failed group is tried again: not at all when it is None.
 
         `tq_buffer` is where `generate_and_push` puts groups; a `RolloutBuffer` will do. `reward_weights` is for
-        environments with several rewards, by name: their weighted sum is the reward of a completion.
+        environments with several rewards, by name: their weighted sum is the reward of a completion. On the servers'
+        path, `min_group_size` good completions are enough for a group; the others stand in it masked.
         """
         assert num_generations_per_prompt >= 1, (
             f"num_generations_per_prompt must be >= 1, but is {num_generations_per_prompt}"
+        )
+        assert min_group_size is None or (use_nemo_gym and 1 <= min_group_size <= num_generations_per_prompt), (
+            f"min_group_size is {min_group_size}; it must be between 1 and num_generations_per_prompt="
+            f"{num_generations_per_prompt}, and works with use_nemo_gym=True"
         )
         assert use_nemo_gym or policy_generation is not None, (
             "policy_generation is required on the native path; pass a generator, or use_nemo_gym=True"
@@ -307,6 +328,7 @@ class RolloutManager:
             "timeouts": timeouts,
             "retry_policy": retry_policy,
             "reward_weights": reward_weights,
+            "min_group_size": min_group_size,
         }
         if not use_nemo_gym and max_rollout_turns is None:
             options["max_rollout_turns"] = UNLIMITED_TURNS

@@ -1,7 +1,8 @@
 """Rows on their way to the agents and back: what is sent again, how often, and when it is given up.
 
 A row whose request failed in the infrastructure is sent again, up to its budget, without its siblings. So is one
-that came back with NaN log-probs, up to a budget of its own. A failure of any other kind dooms the group at once.
+that came back with NaN log-probs, up to a budget of its own. A failure of any other kind dooms the group at once,
+unless a group may be partial: then the row is left out as long as enough others remain.
 """
 
 import logging
@@ -18,6 +19,7 @@ from nemo_gym.rl.failures import (
     RolloutFailure,
     classify_rollout_failure,
 )
+from nemo_gym.rl.samples import MASK_REASON
 from nemo_gym.rl.tensors import has_nan
 from nemo_gym.runs import record
 from nemo_gym.runs.record import Outcome, Result, Row, outcome_of
@@ -37,11 +39,15 @@ class RowDispatch:
         *,
         max_sends: int,
         max_nan_runs: int,
+        min_rows: int | None = None,
     ) -> None:
+        """`min_rows` are to come back; without a number, all of them."""
         self._rows = list(rows)
         self._post_process = post_process
         self._max_sends = max_sends
         self._max_nan_runs = max_nan_runs
+        self._min_rows = len(self._rows) if min_rows is None else min_rows
+        self._left_out = 0
         self._results: dict[int, dict[str, Any]] = {}
         self._lost: Counter[int] = Counter()
         self._nan_runs: Counter[int] = Counter()
@@ -76,8 +82,9 @@ class RowDispatch:
         try:
             processed = self._post_process(result)
         except RolloutDataFailure as error:
-            raise type(error)(f"row {row[ROW_INDEX_KEY]}: {error}") from error
-        if has_nan(processed["message_log"]):
+            self._leave_out(row, type(error)(f"row {row[ROW_INDEX_KEY]}: {error}"), error)
+            return
+        if any(map(has_nan, [processed["message_log"], *processed.get("branches", ())])):
             self._note_nan(row)
         else:
             self._results[row[ROW_INDEX_KEY]] = processed
@@ -89,12 +96,15 @@ class RowDispatch:
             RolloutFailure: it is not to be sent again.
         """
         if classify_rollout_failure(error) is FailureClass.DATA:
-            raise RolloutDataFailure(f"row {row[ROW_INDEX_KEY]} failed: {_words(error)}") from error
+            failure = RolloutDataFailure(f"row {row[ROW_INDEX_KEY]} failed: {_words(error)}")
+            self._leave_out(row, failure, error)
+            return
         index = row[ROW_INDEX_KEY]
         self._lost[index] += 1
         self._last_loss = error
         if self._lost[index] >= self._max_sends:
-            raise self.never_came_back(f"after {self._lost[index]} dispatches") from error
+            self._leave_out(row, self.never_came_back(f"after {self._lost[index]} dispatches"), error)
+            return
         logger.warning("row %d did not come back and is sent again: %s", index, _words(error))
 
     def never_came_back(self, when: str) -> GymTransportError:
@@ -110,12 +120,27 @@ class RowDispatch:
     def _note_nan(self, row: Row) -> None:
         index = row[ROW_INDEX_KEY]
         if self._nan_runs[index] + 1 >= self._max_nan_runs:
-            raise RolloutDataFailure(
+            failure = RolloutDataFailure(
                 f"row {index} came back with NaN log-probs {self._nan_runs[index] + 1} times; look for overflow in the "
                 "policy's logits, or raise rollout_max_attempts_to_avoid_lp_nan"
             )
+            self._leave_out(row, failure)
+            return
         self._nan_runs[index] += 1
         logger.warning("row %d came back with NaN log-probs and is sent again", index)
+
+    def _leave_out(self, row: Row, failure: RolloutFailure, cause: Exception | None = None) -> None:
+        """Go on without a row.
+
+        Raises:
+            RolloutFailure: too few would be left.
+        """
+        self._left_out += 1
+        if len(self._rows) - self._left_out < self._min_rows:
+            raise failure from cause
+        logger.warning("a row is left out of its group, which may do without it: %s", failure)
+        empty: dict[str, Any] = {"message_log": [], "input_message_log": [], "full_result": None}
+        self._results[row[ROW_INDEX_KEY]] = {**empty, MASK_REASON: str(failure)}
 
 
 def _check_indices(rows: Sequence[Row]) -> None:

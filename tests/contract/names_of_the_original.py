@@ -594,4 +594,117 @@ AUGUST_2026 = {
     "nemo_gym.decorators": """
         experimental(fn)
     """,
+    "nemo_gym.token_id_capture.records": """
+        TOKEN_FIELDS
+        TOKEN_ENTRY_RECORD_SCHEMA_VERSION=1
+        TokenEntry
+        TokenEntry.schema_version
+        TokenEntry.rollout_id
+        TokenEntry.model_call_id
+        TokenEntry.model
+        TokenEntry.prompt_token_ids
+        TokenEntry.generation_token_ids
+        TokenEntry.generation_log_probs
+        TokenEntry.routed_experts
+        TokenEntry.output_items
+        TokenEntry.token_item_index
+        TokenEntry.created_at
+        response_to_output_items(payload)
+        strip_token_fields(items)
+        extract_token_fields(response_json)
+    """,
+    "nemo_gym.token_id_capture.config": """
+        TOKEN_ID_CAPTURE_BLOCK='token_id_capture'
+        TokenIdCaptureSettings
+        TokenIdCaptureSettings.enabled
+        TokenIdCaptureSettings.all_agents
+        TokenIdCaptureSettings.dir
+        TokenIdCaptureSettings.sink
+        TokenIdCaptureSettings.sink_kwargs
+        TokenIdCaptureSettings.rebuild_response
+        TokenIdCaptureSettings.max_mask_fraction
+        TokenIdCaptureSettings.mask_fraction_min_samples
+        TokenIdCaptureConfig
+        TokenIdCaptureConfig.token_id_capture
+        TokenIdCaptureConfig.model_call_capture_dir
+        TokenIdCaptureConfig.enabled
+        TokenIdCaptureConfig.resolved_dir
+        TokenIdCaptureConfig.build_sink()
+        token_id_capture_config(global_config_dict)
+        token_id_capture_enabled_for_agent(global_config_dict, agent_name)
+    """,
+    "nemo_gym.token_id_capture.protocols": """
+        TokenCaptureSnapshot
+        TokenSink
+        TokenSink.put(entry)
+        TokenSink.mark_incomplete(rollout_id, model_call_id=)
+        TokenSink.close()
+        TokenSource
+        TokenSource.freeze(rollout_id)
+        TokenSource.drop(rollout_id, snapshot_id, version)
+        TokenSource.close()
+        install_token_sink(sink)
+        installed_token_sink()
+        install_token_source(source)
+        installed_token_source()
+    """,
+    "nemo_gym.token_id_capture.sink": """
+        CaptureContext
+        set_token_sink(context)
+        current_capture_context()
+        reset_token_sink(token)
+        register_call_intent()
+        capture_tokens(response)
+        commit_entry(entry)
+    """,
+    "nemo_gym.token_id_capture.store": """
+        validate_rollout_id(rollout_id)
+        TokenCaptureStore
+        TokenCaptureStore.root
+        TokenCaptureStore.path_for(rollout_id)
+        TokenCaptureStore.incomplete_path_for(rollout_id)
+        TokenCaptureStore.intents_path_for(rollout_id)
+        TokenCaptureStore.state_path_for(rollout_id)
+        TokenCaptureStore.lock_path_for(rollout_id)
+        TokenCaptureStore.mark_incomplete(rollout_id, model_call_id=)
+        TokenCaptureStore.is_incomplete(rollout_id)
+        TokenCaptureStore.append(entry)
+        TokenCaptureStore.put(entry)
+        TokenCaptureStore.begin_call(rollout_id, model_call_id)
+        TokenCaptureStore.freeze(rollout_id)
+        TokenCaptureStore.freeze_now(rollout_id)
+        TokenCaptureStore.drop(rollout_id, snapshot_id, version)
+        TokenCaptureStore.close()
+        TokenCaptureStore.delete(rollout_id)
+        TokenCaptureStore.sweep_retired(older_than_seconds)
+        TokenCaptureStore.read_entries(rollout_id)
+        make_token_store(global_config_dict)
+    """,
+    "nemo_gym.token_id_capture.builder": """
+        ChainLink
+        Chain
+        Chain.validate()
+        BuildNotes
+        BuildOutput
+        per_request(entries)
+        prefix_merging(entries)
+        run_builder(entries, builder=)
+        project_chain_to_output_items(chain)
+        project_main_chain_response(rollout_id, out, model=)
+        assert_prefix_contiguity(response)
+    """,
+    "nemo_gym.token_id_capture.consumer": """
+        token_id_capture_dirs_from_config(global_config_dict)
+        clear_token_captures_for_rollouts(records, token_capture_dirs)
+        trajectories_for_rollout(rollout_id, token_capture_dirs, builder=, model=)
+        trajectories_from_source(rollout_id, source, builder=, model=)
+    """,
+    "nemo_gym.token_id_capture.delivery": """
+        TOKEN_CAPTURE_KEY='_ng_token_capture'
+        MASK_SAMPLE_KEY='mask_sample'
+        rollout_carries_token_ids(result)
+        finalize_rollout_token_capture(result, source)
+        retire_rollout_token_capture(rollout_id, source, built)
+        capture_build_can_retire(built)
+    """,
 }

@@ -28,6 +28,8 @@ from nemo_gym.http.addresses import Address, fetch
 from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
 from nemo_gym.launch.plan import BUNDLED
 from nemo_gym.paths import PARENT_DIR
+from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
+from responses_api_models.token_model.tests.stand_in import StandInEngine, serving, tokenizer_folder, tool_user
 from tests.fuzz.bad_values import TEXT, json_trees
 
 HEAD = "head_server"
@@ -41,6 +43,7 @@ ENDPOINT = {
     "openai_model": ("openai_base_url", "openai_api_key", "openai_model"),
     "azure_openai_model": ("openai_base_url", "openai_api_key", "openai_model"),
     "inference_provider": ("base_url", "api_key", "model"),
+    "token_model": ("base_url", "api_key", "model"),
     "vllm_model": ("base_url", "api_key", "model"),
 }
 SHORT = {"code_gen": {"num_processes": 1, "unit_test_timeout_secs": 2}, "remote_agent": {"timeout_s": 20}}
@@ -53,8 +56,8 @@ def free_port() -> int:
         return port
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """One instance of everything: models behind the scripted one, agents on the simplest environment."""
+def config_of(folder: Path, engine: str) -> dict[str, Any]:
+    """One instance of everything: models behind the scripted one or the engine, agents on the simplest environment."""
     model_port = free_port()
     agent_port = free_port()
     judge = {"type": MODELS_TYPE, "name": "scripted_model"}
@@ -87,6 +90,7 @@ def config_of(folder: Path) -> dict[str, Any]:
         of(name).update(judge_model_server=judge, judge_responses_create_params={"input": []})
     of("azure_openai_model")["default_query"] = {"api-version": "1"}
     of("vllm_model")["return_token_id_information"] = False
+    of("token_model").update(base_url=f"{engine}/v1", tokenizer=str(folder / "tokenizer"))
     for name in ("azure_openai_model", "inference_provider", "vllm_model"):
         of(name)["uses_reasoning_parser"] = True  # the scripted model splits reasoning off
     return config
@@ -123,21 +127,20 @@ class Servers:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
+    tokenizer = ChatTokenizer(tokenizer_folder(folder / "tokenizer"))
     helper = RunHelper()
     before = global_config._GLOBAL_CONFIG_DICT
-    try:
-        helper.start(
-            GlobalConfigDictParserConfig(
-                initial_global_config_dict=OmegaConf.create(config_of(folder)), skip_load_from_dotenv=True
-            )
-        )
-        instances = helper._fleet.instances() if helper._fleet is not None else []
-        addresses = {str(each.process_name): Address(str(each.host), int(each.port or 0)) for each in instances}
-        head = helper._server_client.head_server_config
-        yield Servers({HEAD: Address(head.host, head.port), **addresses}, folder / "logs")
-    finally:
-        helper.shutdown()
-        global_config._GLOBAL_CONFIG_DICT = before
+    with serving(StandInEngine(tokenizer, tool_user("get_weather", "{}", rounds=1, thinks=True)).app()) as engine:
+        try:
+            config = OmegaConf.create(config_of(folder, engine))
+            helper.start(GlobalConfigDictParserConfig(initial_global_config_dict=config, skip_load_from_dotenv=True))
+            instances = helper._fleet.instances() if helper._fleet is not None else []
+            addresses = {str(each.process_name): Address(str(each.host), int(each.port or 0)) for each in instances}
+            head = helper._server_client.head_server_config
+            yield Servers({HEAD: Address(head.host, head.port), **addresses}, folder / "logs")
+        finally:
+            helper.shutdown()
+            global_config._GLOBAL_CONFIG_DICT = before
 
 
 @dataclass(frozen=True)

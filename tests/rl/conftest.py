@@ -76,7 +76,7 @@ def attached(serve: Callable[[FastAPI], int], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(global_config, "_GLOBAL_CONFIG_DICT", None)
     gyms: list[NemoGym] = []
 
-    def attach(run: Handler, **settings: Any) -> NemoGym:
+    def attach(run: Handler, run_config: dict[str, Any] | None = None, **settings: Any) -> NemoGym:
         app = FastAPI()
         app.add_middleware(DisconnectMiddleware)
         address: dict[str, Any] = {"host": "127.0.0.1"}
@@ -84,7 +84,7 @@ def attached(serve: Callable[[FastAPI], int], monkeypatch: pytest.MonkeyPatch) -
         @app.get("/global_config_dict_yaml")
         async def config() -> str:
             block = {"entrypoint": "app.py", **address}
-            return yaml.safe_dump({AGENT: {"responses_api_agents": {"some_impl": block}}})
+            return yaml.safe_dump({AGENT: {"responses_api_agents": {"some_impl": block}}, **(run_config or {})})
 
         @app.get("/server_instances")
         async def instances() -> list[Any]:

@@ -126,3 +126,32 @@ def test_groups_of_the_right_age_are_admitted() -> None:
     assert [policy.admits(each, 5) for each in groups] == [False, True, True]
     assert policy.ages(groups, 5) == {"staleness/mean": 1.0, "staleness/max": 2.0}
     assert policy.ages([], 5) == {}
+
+
+def test_the_samples_of_a_rewritten_conversation_are_rows_that_share_reward_and_rollout() -> None:
+    branched = Completion([user(1), said(2)], None, False, 1.0, branches=[[user(1, 9, 3), said(4, 5)]])
+    other = Completion([user(1), said(6)], None, False, 0.0)
+
+    batch = collate([group(11, branched, other)], as_numpy=True)
+
+    assert batch["rollout_index"].tolist() == [0, 0, 1]
+    assert batch["rewards"].tolist() == [1.0, 1.0, 0.0]
+    assert batch["advantages"][0] == batch["advantages"][1] == -batch["advantages"][2]
+    assert batch["input_ids"].tolist() == [[1, 2, 0, 0, 0], [1, 9, 3, 4, 5], [1, 6, 0, 0, 0]]
+    assert batch["loss_mask"].tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 1, 1], [0, 1, 0, 0, 0]]
+    assert collate_packed([group(11, branched, other)], as_numpy=True)["cu_seqlens"].tolist() == [0, 2, 7, 9]
+
+
+def test_masked_completions_have_no_loss_and_do_not_count_for_the_others() -> None:
+    flagged = Completion([user(1), said(2)], {}, False, 5.0, mask_reason="flagged")
+    lost = Completion([user(1)], None, False, math.nan, mask_reason="lost")
+    good, bad = (Completion([user(1), said(3)], None, False, reward) for reward in (1.0, 0.0))
+
+    batch = collate([group(11, flagged, good, lost, bad)], as_numpy=True)
+
+    assert batch["sample_mask"].tolist() == [0, 1, 0, 1]
+    assert batch["loss_mask"].sum(axis=1).tolist() == [0, 1, 0, 1]
+    assert batch["advantages"].tolist()[::2] == [0, 0]
+    assert batch["advantages"][1] == -batch["advantages"][3] > 0
+    assert np.isfinite(batch["turn_rewards"]).all()
+    assert batch["turn_rewards"].sum() == 1.0

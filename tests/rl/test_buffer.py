@@ -1,6 +1,7 @@
 """Groups on their way to a trainer: room, age, order, and a file that a killed trainer finds again."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -385,3 +386,24 @@ def test_a_manager_without_a_buffer_says_so() -> None:
 def test_impossible_settings_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"capacity is 0|max_age is -1"):
         RolloutBuffer(**options)  # type: ignore[arg-type]
+
+
+def test_branches_and_masks_are_found_again_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.ngb"
+    record = group_of(1)
+    branch = [{"role": "user", "content": "", "token_ids": [1, 9]}, dict(record.completions[0].message_log[1])]
+    record.completions[0].branches.append(branch)
+    record.completions.append(Completion(record.prompt, None, False, math.nan, mask_reason="lost"))
+
+    async def main() -> None:
+        buffer = RolloutBuffer(path=path)
+        await buffer.commit(buffer.reserve(), record)
+
+    run(main())
+    first, lost = RolloutBuffer(path=path).take_ready()[0].record.completions
+    assert [[as_list(message["token_ids"]) for message in log] for log in first.samples] == [
+        [[1, 2], [7, 7, 7]],
+        [[1, 9], [7, 7, 7]],
+    ]
+    assert lost.mask_reason == "lost"
+    assert math.isnan(lost.reward)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,11 @@ from nemo_gym.rl.failures import (
     RolloutRetryPolicy,
     RolloutTimeouts,
 )
+from nemo_gym.rl.groups import group_advantages
 from nemo_gym.rl.rollout_manager import RolloutManager
 from nemo_gym.rl.tensors import as_list
+from nemo_gym.token_id_capture.records import TokenEntry
+from nemo_gym.token_id_capture.store import TokenCaptureStore
 
 Attach = Callable[..., NemoGym]
 Rows = Callable[[int], list[dict[str, Any]]]
@@ -169,20 +173,123 @@ def test_nan_log_probs_that_stay_are_a_data_failure(
     assert sent[0] == attempts
 
 
-def test_drifted_tokens_fail_the_group_and_name_the_row(
+def drifting(row: dict[str, Any], result_of: ResultOf) -> dict[str, Any]:
+    """Two turns, the second of which remembers the first otherwise."""
+    result = result_of(row)
+    again = result_of(row)["response"]["output"][0]
+    again["prompt_token_ids"] = [104, 105, 121, 69, 115, 33]
+    result["response"]["output"].append(again)
+    return result
+
+
+def test_drifted_tokens_fail_the_group_and_name_the_row_where_that_is_asked_for(
     attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    gym = attached(lambda row: drifting(row, result_of), branches=False)
+    with pytest.raises(NonContiguousTokensError, match="row 0: Non-contiguous messages found") as caught:
+        run(gym, rows(1), tokenizer)
+    assert ">>> 101:'e' 115:'s'" in str(caught.value)
+    assert ">>> 69:'E' 115:'s'" in str(caught.value)
+
+
+def test_drifted_tokens_make_two_samples_of_a_rollout_and_the_first_time_it_is_said_why(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gym = attached(lambda row: drifting(row, result_of))
+    with caplog.at_level("WARNING"):
+        results, _ = run(gym, rows(3), tokenizer)
+
+    for result in results:
+        logs = [result["message_log"], *result["branches"]]
+        assert [[as_list(message["token_ids"]) for message in log] for log in logs] == [
+            [[104, 105], [121, 101, 115]],
+            [[104, 105, 121, 69, 115, 33], [121, 101, 115]],
+        ]
+    assert gym.metrics()["rollout/branched_total"] == 3
+    assert caplog.text.count("a rollout became 2 samples") == 1
+    assert ">>> 69:'E' 115:'s'" in caplog.text
+
+
+def manager_of(gym: Any, tokenizer: Any, size: int, **options: Any) -> RolloutManager:
+    config: Any = dict.fromkeys(("top_k", "stop_strings", "stop_token_ids")) | {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_new_tokens": 4,
+    }
+    return RolloutManager(
+        tokenizer, {"nemo_gym": gym}, size, 64, generation_config=config, use_nemo_gym=True, **options
+    )
+
+
+def group_of(manager: RolloutManager, rows: Rows) -> Any:
+    given: Any = {"idx": 7, "message_log": [], "extra_env_info": rows(1)[0]}
+    return asyncio.run(manager.run_rollout(given))
+
+
+@pytest.mark.parametrize("broken", ["drift", "no tokens", "a failure", "status 422", "nan", "reward"])
+def test_one_bad_rollout_does_not_discard_its_group_where_groups_may_be_partial(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any, broken: str
 ) -> None:
     def answer(row: dict[str, Any]) -> Any:
         result = result_of(row)
-        again = result_of(row)["response"]["output"][0]
-        again["prompt_token_ids"] = [104, 105, 121, 69, 115, 33]
-        result["response"]["output"].append(again)
-        return result
+        result["reward"] = float(row["_rowidx"])
+        if row["_rowidx"] != 1:
+            return result
+        if broken == "status 422":
+            return Response("no such task", status_code=422)
+        bad = {
+            "drift": lambda: drifting(row, result_of),
+            "no tokens": lambda: {**result, "response": {"output": []}},
+            "a failure": lambda: {**row, "_ng_failure_class": "agent_error", "reward": 0.0},
+            "nan": lambda: result_of(row, [None, -0.2, -0.3]),
+            "reward": lambda: {**result, "reward": "high"},
+        }
+        return bad[broken]()
 
-    with pytest.raises(NonContiguousTokensError, match="row 0: Non-contiguous messages found") as caught:
-        run(attached(answer), rows(1), tokenizer)
-    assert ">>> 101:'e' 115:'s'" in str(caught.value)
-    assert ">>> 69:'E' 115:'s'" in str(caught.value)
+    gym = attached(answer, branches=False)
+    with pytest.raises(RolloutDataFailure):
+        group_of(manager_of(gym, tokenizer, 4), rows)
+    with pytest.raises(RolloutDataFailure):
+        group_of(manager_of(gym, tokenizer, 4, min_group_size=4), rows)
+    group = group_of(manager_of(gym, tokenizer, 4, min_group_size=3), rows)
+
+    assert [completion.mask_reason is None for completion in group.completions] == [True, False, True, True]
+    masked = group.completions[1]
+    assert masked.mask_reason
+    assert math.isnan(masked.reward)
+    assert [as_list(message["token_ids"]) for message in masked.message_log] == [[104, 105]]
+    assert group.rollout_metrics["masked_completions"] == 1
+    assert group.rollout_metrics["total_reward/mean"] == pytest.approx(5 / 3)
+    assert group_advantages(group)[1] == 0.0
+    assert group_advantages(group)[0] == pytest.approx(group_advantages([0.0, 2.0, 3.0])[0])
+
+
+def test_rows_that_are_lost_for_good_are_masked_too(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    def answer(row: dict[str, Any]) -> Any:
+        return Response("busy", status_code=503) if row["_rowidx"] == 0 else result_of(row)
+
+    manager = manager_of(attached(answer), tokenizer, 3, min_group_size=2, retry_policy=TWICE)
+    group = group_of(manager, rows)
+    assert [completion.mask_reason is None for completion in group.completions] == [False, True, True]
+    assert "rows [0] of 3 never came back after 2 dispatches" in group.completions[0].mask_reason
+
+
+def test_a_result_that_says_so_is_masked_and_keeps_its_reward(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    def answer(row: dict[str, Any]) -> Any:
+        told = [{}, {"mask_sample": True}, {"instance_config": {"mask_sample": True}}][row["_rowidx"]]
+        return result_of(row, **told)
+
+    group = group_of(manager_of(attached(answer), tokenizer, 3), rows)
+    assert [completion.mask_reason for completion in group.completions] == [
+        None,
+        "mask_sample",
+        "instance_config.mask_sample",
+    ]
+    assert [completion.reward for completion in group.completions] == [1.0] * 3
 
 
 def test_an_over_long_prompt_is_a_data_failure_for_the_manager_too(
@@ -265,3 +372,67 @@ def test_a_trainers_configuration_is_made_fit_for_the_servers(shape: Any) -> Non
     assert (generation["stop_strings"], generation["stop_token_ids"], generation["top_k"]) == (None, None, 5)
     with pytest.raises(ConfigError, match="has no 'policy'"):
         setup_nemo_gym_config({})
+
+
+class BlackBox:
+    """An agent that knows no tokens: what a model server would capture of its calls is put where it belongs."""
+
+    def __init__(self, folder: Path, calls: list[tuple[list[int], list[int]]]) -> None:
+        self.store = TokenCaptureStore(folder)
+        self.calls = calls
+        self.ids: list[str] = []
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        rollout_id = row["_ng_rollout_id"]
+        self.ids.append(rollout_id)
+        for number, (prompt, generation) in enumerate(self.calls):
+            self.store.append(
+                TokenEntry(
+                    rollout_id=rollout_id,
+                    model_call_id=f"call{number}",
+                    prompt_token_ids=prompt,
+                    generation_token_ids=generation,
+                    generation_log_probs=[-0.5] * len(generation),
+                    created_at=float(number),
+                )
+            )
+        text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+        return {**row, "response": {"output": [text]}, "reward": 1.0}
+
+
+def capture_config(folder: Path) -> dict[str, Any]:
+    return {"token_id_capture": {"enabled": True, "all_agents": True, "dir": str(folder)}}
+
+
+def test_what_was_captured_of_a_black_box_is_trained_on_a_sub_agent_as_a_sample_of_its_own(
+    attached: Attach, rows: Rows, tokenizer: Any, tmp_path: Path
+) -> None:
+    agent = BlackBox(tmp_path, [([104, 105], [121]), ([50, 51], [52]), ([104, 105, 121, 63], [122])])
+    gym = attached(agent, run_config=capture_config(tmp_path))
+    group = group_of(manager_of(gym, tokenizer, 3), rows)
+
+    assert len(set(agent.ids)) == 3
+    for completion in group.completions:
+        assert [[as_list(message["token_ids"]) for message in log] for log in completion.samples] == [
+            [[104, 105], [121], [63], [122]],
+            [[50, 51], [52]],
+        ]
+        assert completion.mask_reason is None
+        assert completion.reward == 1.0
+    assert not list(tmp_path.glob("*.jsonl")), "what was delivered is not kept twice"
+
+
+def test_doubt_about_captured_calls_masks_the_completion_and_no_calls_are_a_data_failure(
+    attached: Attach, rows: Rows, tokenizer: Any, tmp_path: Path
+) -> None:
+    unresolved = BlackBox(tmp_path, [([104, 105], [121]), ([104, 105], [122])])
+    gym = attached(unresolved, run_config=capture_config(tmp_path))
+    group = group_of(manager_of(gym, tokenizer, 2), rows)
+    assert {completion.mask_reason for completion in group.completions} == {
+        "calls were tried again, and it is not known which answer counted"
+    }
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2, "evidence is kept"
+
+    silent = attached(BlackBox(tmp_path, []), run_config=capture_config(tmp_path))
+    with pytest.raises(RolloutDataFailure, match="no generation data"):
+        group_of(manager_of(silent, tokenizer, 2), rows)

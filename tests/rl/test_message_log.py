@@ -83,7 +83,7 @@ def test_items_without_generated_tokens_are_passed_over() -> None:
 
 def test_drifted_tokens_are_an_error_that_shows_where_and_says_why() -> None:
     with pytest.raises(NonContiguousTokensError, match="Non-contiguous messages found") as caught:
-        build_message_log(result(turn([1, 2], [3, 4]), turn([1, 2, 3, 9, 5], [7])), CountingTokenizer())
+        build_message_log(result(turn([1, 2], [3, 4]), turn([1, 2, 3, 9, 5], [7])), CountingTokenizer(), branches=False)
 
     text = str(caught.value)
     assert "turn 2 (5 tokens)" in text
@@ -100,12 +100,12 @@ def test_drift_that_keeps_the_text_is_told_from_drift_that_does_not() -> None:
             return ["".join("ab" if token == 12 else chr(96 + token) for token in ids) for ids in sequences]
 
     with pytest.raises(NonContiguousTokensError, match="The text is the same in other tokens"):
-        build_message_log(result(turn([5], [1, 2]), turn([5, 12, 6], [7])), Merging())
+        build_message_log(result(turn([5], [1, 2]), turn([5, 12, 6], [7])), Merging(), branches=False)
 
 
 def test_a_prompt_that_lost_its_beginning_is_called_that() -> None:
     with pytest.raises(NonContiguousTokensError, match="The prompt ends too early"):
-        build_message_log(result(turn([1, 2], [3, 4]), turn([1, 2, 3], [7])), CountingTokenizer())
+        build_message_log(result(turn([1, 2], [3, 4]), turn([1, 2, 3], [7])), CountingTokenizer(), branches=False)
 
 
 def test_a_tokenizer_that_cannot_decode_single_tokens_does_not_hide_the_drift() -> None:
@@ -114,7 +114,7 @@ def test_a_tokenizer_that_cannot_decode_single_tokens_does_not_hide_the_drift() 
             raise KeyError("no such token")
 
     with pytest.raises(NonContiguousTokensError, match="seen so far: 1 2 >>> 3"):
-        build_message_log(result(turn([1, 2], [3]), turn([1, 2, 4], [7])), Broken())
+        build_message_log(result(turn([1, 2], [3]), turn([1, 2, 4], [7])), Broken(), branches=False)
 
 
 def test_an_over_long_prompt_gives_no_tokens_which_is_an_error_with_its_length() -> None:

@@ -19,39 +19,13 @@ from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.failures import RolloutDataFailure
 from nemo_gym.rl.interfaces import Completion
 from nemo_gym.rl.rollout_manager import RolloutManager
+from tests.rl.calculator import CALCULATOR, TOOL
 
 torch = pytest.importorskip("torch", reason="the policy is a torch module: install the extra `rl` (make test-rl)")
 
 EXAMPLES = PARENT_DIR / "docs" / "examples"
 GROUP_SIZE = 6
 NAN_RUNS = 3
-
-CALCULATOR = """
-from fastapi import FastAPI
-from pydantic import BaseModel
-from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
-
-class Expression(BaseModel):
-    expression: str
-
-class Calculator(SimpleResourcesServer):
-    def setup_webserver(self) -> FastAPI:
-        app = super().setup_webserver()
-        app.post("/calculate")(self.calculate)
-        return app
-
-    async def calculate(self, body: Expression) -> str:
-        return f"= {len(body.expression)}."
-
-    async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
-        return BaseVerifyResponse(**dict(body), reward=1.0)
-"""
-TOOL = {
-    "type": "function",
-    "name": "calculate",
-    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
-    "strict": False,
-}
 
 
 class Endpoint:

@@ -1,0 +1,186 @@
+"""From the turns of a rollout to what is trained on: one sample, or several where the conversation was rewritten.
+
+A turn whose prompt begins with everything said before it goes on with that sample. One whose prompt does not (thoughts
+were dropped, the history was compacted, a sub-agent began) starts a sample of its own, in which its whole prompt is
+context. So every token that the policy generated is trained on in exactly one sample, after exactly the tokens it
+was sampled after. All samples of a rollout share its reward.
+
+    completion = completion_of_capture(await source.freeze(rollout_id), reward=1.0)
+
+makes the same of what was captured of an agent that knows no tokens.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nemo_gym.rl.failures import NoGenerationDataError, RolloutDataFailure
+from nemo_gym.rl.interfaces import Completion, Message, MessageLog
+from nemo_gym.rl.tensors import as_list, with_tensors
+from nemo_gym.token_id_capture.builder import BuildOutput, run_builder
+from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot
+from nemo_gym.token_id_capture.records import TokenEntry
+
+MASK_REASON = "mask_reason"
+"""In place of a result: why a row of a group has none."""
+
+
+class _Sample(NamedTuple):
+    """One sample in the making."""
+
+    log: MessageLog
+    seen: list[int]
+    """All its tokens so far."""
+
+
+class Samples:
+    """The samples that the turns of a rollout make, given in their order."""
+
+    def __init__(self) -> None:
+        self._samples: list[_Sample] = []
+
+    @property
+    def logs(self) -> list[MessageLog]:
+        """The message logs; the first has the first turn."""
+        return [sample.log for sample in self._samples]
+
+    def goes_on(self, prompt: list[int]) -> bool:
+        """Whether the prompt begins with all tokens of a sample, or is the first of all."""
+        return not self._samples or self._sample_before(prompt) is not None
+
+    def seen_last(self) -> list[int]:
+        """The tokens of the sample that was begun last."""
+        return self._samples[-1].seen if self._samples else []
+
+    def add(self, prompt: list[int], generated: Message) -> None:
+        """Add a turn; `generated` is the message with the tokens that followed the prompt."""
+        sample = self._sample_before(prompt)
+        if sample is None:
+            sample = _Sample([], [])
+            self._samples.append(sample)
+        new = prompt[len(sample.seen) :]
+        sample.log.append({"role": "user", "content": "", "token_ids": new})
+        sample.log.append(generated)
+        sample.seen.extend(new)
+        sample.seen.extend(generated["token_ids"])
+
+    def _sample_before(self, prompt: list[int]) -> _Sample | None:
+        """The longest sample that the prompt begins with; of equal ones the latest."""
+        found = None
+        for sample in reversed(self._samples):
+            length = len(sample.seen)
+            is_longer = found is None or length > len(found.seen)
+            # the last token tells most of those apart that differ, without a copy of the prompt
+            if is_longer and length <= len(prompt) and prompt[length - 1] == sample.seen[-1]:
+                found = sample if prompt[:length] == sample.seen else found
+        return found
+
+
+def completion_of_capture(
+    captured: TokenCaptureSnapshot | Sequence[TokenEntry],
+    reward: float,
+    *,
+    env_extras: dict[str, Any] | None = None,
+    truncation_reason: str | None = None,
+) -> Completion:
+    """The completion that the captured calls of one rollout amount to, with a sample per conversation among them.
+
+    Of calls that were tried again only those count that the agent went on with. Where nobody knows which these are, or
+    where a call is missing, the completion is masked.
+
+    Raises:
+        NoGenerationDataError: there is no token of the policy among them.
+        ValueError: they belong to several rollouts.
+    """
+    entries = list(captured.entries) if isinstance(captured, TokenCaptureSnapshot) else list(captured)
+    rollouts = sorted({entry.rollout_id for entry in entries})
+    if len(rollouts) > 1:
+        raise ValueError(f"the calls belong to several rollouts ({', '.join(rollouts[:5])}); give those of one")
+    built = run_builder(entries)
+    if not built.chains:
+        words = f"{len(entries)} calls were captured, and no conversation can be made of them"
+        raise NoGenerationDataError(f"rollout {rollouts[0] if rollouts else '?'} has no generation data: {words}")
+    samples = Samples()
+    for entry in calls_in_order(built):
+        samples.add(list(entry.prompt_token_ids), _generated(entry))
+    is_incomplete = isinstance(captured, TokenCaptureSnapshot) and captured.incomplete
+    first, *others = [with_tensors(log) for log in samples.logs]
+    return Completion(
+        message_log=first,
+        env_extras=env_extras,
+        truncated=truncation_reason is not None,
+        reward=reward,
+        truncation_reason=truncation_reason,
+        branches=others,
+        mask_reason=why_masked(built, is_incomplete=is_incomplete),
+    )
+
+
+def mask_reason_of(result: Mapping[str, Any]) -> str | None:
+    """Why a result says that it is not to be trained on; None when it does not say so."""
+    instance = result.get("instance_config")
+    if result.get("mask_sample"):
+        told = result.get("_ng_token_capture")
+        return str((told.get("error") if isinstance(told, Mapping) else None) or "mask_sample")
+    return "instance_config.mask_sample" if isinstance(instance, Mapping) and instance.get("mask_sample") else None
+
+
+def masked_completion(reason: str, prompt: MessageLog) -> Completion:
+    """What stands in a group for an attempt that failed: the prompt, no reward, and nothing to train on."""
+    log = with_tensors([{**message, "token_ids": as_list(message["token_ids"])} for message in prompt])
+    return Completion(log, env_extras=None, truncated=False, reward=math.nan, mask_reason=reason)
+
+
+def completions_of(
+    results: Sequence[Mapping[str, Any]],
+    completion_of: Callable[[dict[str, Any]], Completion],
+    min_group_size: int | None,
+) -> list[Completion]:
+    """The completions of a group's results; those that failed are masked, if enough are left.
+
+    Raises:
+        RolloutDataFailure: too many failed, or one did and `min_group_size` is None.
+    """
+    made: list[Completion | RolloutDataFailure] = []
+    for result in results:
+        if result.get(MASK_REASON) is not None:
+            made.append(RolloutDataFailure(result[MASK_REASON]))
+            continue
+        try:
+            made.append(completion_of(dict(result)))
+        except RolloutDataFailure as error:
+            made.append(error)
+    failures = [each for each in made if isinstance(each, RolloutDataFailure)]
+    if failures and (min_group_size is None or len(made) - len(failures) < min_group_size):
+        raise failures[0]
+    prompt: MessageLog = next(
+        (result["input_message_log"] for result in results if result.get(MASK_REASON) is None), []
+    )
+    return [masked_completion(str(each), prompt) if isinstance(each, RolloutDataFailure) else each for each in made]
+
+
+def calls_in_order(built: BuildOutput) -> list[TokenEntry]:
+    """Every call of the chains once, parents first, the main chain before others."""
+    calls: dict[str, TokenEntry] = {}
+    for chain in built.chains:
+        for link in chain.links:
+            calls.setdefault(link.entry.model_call_id, link.entry)
+    return list(calls.values())
+
+
+def _generated(entry: TokenEntry) -> Message:
+    return {
+        "role": "assistant",
+        "content": "",
+        "token_ids": list(entry.generation_token_ids),
+        "generation_logprobs": list(entry.generation_log_probs),
+    }
+
+
+def why_masked(built: BuildOutput, *, is_incomplete: bool) -> str | None:
+    """What is in doubt about a rollout's calls; None when nothing is. Several conversations are no doubt here."""
+    if is_incomplete:
+        return "a call of the rollout was not captured"
+    if built.notes.unresolved_retries:
+        return "calls were tried again, and it is not known which answer counted"
+    return f"{len(built.quarantined)} calls could go on from several others" if built.quarantined else None
