@@ -127,14 +127,14 @@ def enter_namespaces(root: Path, readable: Iterable[Path], folder_bytes: int, fo
     Path("/proc/self/gid_map").write_text(f"{_USER_INSIDE} {group} 1")
     _mount("none", Path("/"), None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
-    for path in readable:
-        _keep(path, root)
     folder = _inside(FOLDER_INSIDE, root)
     folder.mkdir()
     flags, files = (_NOSUID | _NODEV, 1 << 17) if for_commands else (_NOSUID | _NODEV | _NOEXEC, 4096)
     _mount("tmpfs", folder, "tmpfs", flags, f"size={folder_bytes},nr_inodes={files},mode=700")
     if for_commands:
         _furnish(root, folder)
+    for path in readable:
+        _keep(path, root)
     os.chdir(root)
     syscall(_PIVOT_ROOT[machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     call("umount2", ctypes.c_char_p(b"."), _DETACH)

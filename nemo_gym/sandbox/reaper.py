@@ -21,6 +21,7 @@ _COMMAND_TIMEOUT_S = 60.0
 _MAX_PASSES = 20
 _EMPTY_PASSES, _EMPTY_PASSES_AFTER_A_PROGRAM = 2, 8
 _PASS_EVERY_S = 0.5
+_STARTED: list[Any] = []
 
 
 def book_beside(config_file: str) -> str:
@@ -59,6 +60,15 @@ def reap(book: str, empty_passes: int = _EMPTY_PASSES) -> list[str]:
             _remove_folders(entry)
         _remove(book)
     return problems
+
+
+def reap_in_background(book: str) -> None:
+    """Have a process of its own do it: the run is long over, and nobody waits."""
+    if os.path.exists(book):  # noqa: PTH110
+        command = [sys.executable, "-I", "-S", os.path.abspath(__file__), book]  # noqa: PTH100
+        nowhere = subprocess.DEVNULL
+        started = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        _STARTED.append(started)
 
 
 def _entry(line: str) -> dict[str, str] | None:

@@ -25,7 +25,6 @@ from nemo_gym.sandbox.providers.base import RUNTIME_RETURN_CODE, SANDBOX, Sandbo
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 """Of each stream of a command; what comes after is read and dropped."""
-_CHUNK = 1 << 16
 _DRAIN_S = 2.0
 _Settings = TypeVar("_Settings")
 
@@ -81,51 +80,66 @@ class Program:
             OSError: it cannot be started.
         """
         async with self._slots:
-            process = await asyncio.create_subprocess_exec(
+            loop = asyncio.get_running_loop()
+            transport, client = await loop.subprocess_exec(
+                lambda: _Client(loop),
                 self.path,
                 *arguments,
-                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 env={**inherited_environment(), **(env or {})},
             )  # in this process's group: when that is killed, nothing may go on making containers
-            outputs = [bytearray(), bytearray()]
-            streams = [
-                asyncio.ensure_future(_hear(stream, output))
-                for stream, output in zip((process.stdout, process.stderr), outputs, strict=True)
-            ]
-            streams.append(asyncio.ensure_future(_feed(process.stdin, stdin)))
+            if stdin is not None:
+                _feed(transport, stdin)
             is_late = False
             try:
                 async with asyncio.timeout(timeout_s):
-                    await process.wait()
+                    await asyncio.shield(client.ended)
             except TimeoutError:
                 is_late = True
             finally:
-                if process.returncode is None:
+                if not client.ended.done():
                     with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                await asyncio.wait(streams, timeout=_DRAIN_S)  # whoever still holds them open is not waited for
-                for task in streams:
-                    task.cancel()
-            code = await process.wait()
-        return Ended(bytes(outputs[0]), bytes(outputs[1]), code, is_late)
+                        transport.kill()
+                await asyncio.wait([client.ended])
+                await asyncio.wait([client.silent], timeout=_DRAIN_S)  # who still holds its streams is not waited for
+                code = transport.get_returncode()
+                transport.close()
+        return Ended(bytes(client.outputs[1]), bytes(client.outputs[2]), 1 if code is None else code, is_late)
 
 
-async def _hear(stream: asyncio.StreamReader | None, output: bytearray) -> None:
-    assert stream is not None
-    while part := await stream.read(_CHUNK):
-        output += part[: MAX_OUTPUT_BYTES - len(output)]
+class _Client(asyncio.SubprocessProtocol):
+    """Keeps what a command says, and tells when it has ended and when its streams have.
+
+    Those are two things: what it has started may hold them open.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.outputs = {1: bytearray(), 2: bytearray()}
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.silent: asyncio.Future[None] = loop.create_future()
+        self._open = {1, 2}
+
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        output = self.outputs[fd]
+        output += bytes(data[: MAX_OUTPUT_BYTES - len(output)])  # type: ignore[arg-type]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open and not self.silent.done():
+            self.silent.set_result(None)
+
+    def process_exited(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
-async def _feed(stream: asyncio.StreamWriter | None, data: bytes | None) -> None:
-    if stream is None or data is None:
-        return
-    with contextlib.suppress(OSError):  # it does not read
-        stream.write(data)
-        await stream.drain()
-        stream.close()
-        await stream.wait_closed()
+def _feed(transport: asyncio.SubprocessTransport, data: bytes) -> None:
+    pipe = transport.get_pipe_transport(0)
+    assert isinstance(pipe, asyncio.WriteTransport)
+    pipe.write(data)
+    pipe.close()  # once it has been written
 
 
 def failure(message: str, error_type: str = SANDBOX, partial: Ended | None = None) -> SandboxExecResult:
@@ -171,24 +185,31 @@ SHELL = (
 )
 """What a command is run by, inside: it says that it begins, and becomes the best shell there is."""
 KILLER = """
-marked() { case "$(cat "/proc/$1/environ" 2>/dev/null | tr '\\0' ' ')" in *"$mark"*) return 0;; esac; return 1; }
 mark=$1; tries=0
 while [ "$tries" -lt 40 ]; do
-  found=" "; grown=1
+  found=" "; others=
+  for folder in /proc/[0-9]*; do
+    is=; parent=
+    while IFS= read -r line || [ -n "$line" ]; do
+      case "$line" in *"$mark"*) is=1; break;; esac
+    done 2>/dev/null < "$folder/environ"
+    [ -n "$is" ] && found="$found${folder#/proc/} " && continue
+    while read -r key value rest; do
+      [ "$key" = PPid: ] && parent=$value && break
+    done 2>/dev/null < "$folder/status"
+    others="$others ${folder#/proc/}:$parent"
+  done
+  [ "$found" = " " ] && exit 0
+  grown=1
   while [ -n "$grown" ]; do
     grown=
-    for folder in /proc/[0-9]*; do
-      pid=${folder#/proc/}
-      case "$found" in *" $pid "*) continue;; esac
-      parent=
-      while read -r key value rest; do [ "$key" = PPid: ] && parent=$value; done 2>/dev/null < "$folder/status"
+    for pair in $others; do
       case "$found" in
-        *" ${parent:-none} "*) found="$found$pid "; grown=1;;
-        *) if marked "$pid"; then found="$found$pid "; grown=1; fi;;
+        *" ${pair%%:*} "*) ;;
+        *" ${pair#*:} "*) found="$found${pair%%:*} "; grown=1;;
       esac
     done
   done
-  [ "$found" = " " ] && exit 0
   kill -9 $found 2>/dev/null
   tries=$((tries + 1))
 done
@@ -196,7 +217,8 @@ exit 1
 """
 """A shell script that kills every process with a mark in its environment, and what they started, until none is left.
 
-To end the client of a container program does not end the command inside the container.
+To end the client of a container program does not end the command inside the container. It takes nothing but a shell,
+whose `read` drops the zeros between variables.
 """
 
 
