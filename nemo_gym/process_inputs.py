@@ -16,6 +16,7 @@ from nemo_gym.keys import (
     NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME,
     NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME,
     NEMO_GYM_PARENT_PID_ENV_VAR_NAME,
+    NEMO_GYM_RUN_ID_ENV_VAR_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
 )
 
@@ -60,6 +61,11 @@ def config_file() -> Path | None:
     """The file by which a launcher handed the config to this process, if it did."""
     name = os.environ.get(NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME)
     return Path(name) if name else None
+
+
+def run_id() -> str | None:
+    """The run that this process belongs to, if a launcher named one."""
+    return os.environ.get(NEMO_GYM_RUN_ID_ENV_VAR_NAME) or None
 
 
 def launcher_pid() -> int | None:

@@ -30,6 +30,7 @@ from nemo_gym.keys import (
     NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME,
     NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
 )
+from nemo_gym.sandbox.reaper import book_beside, reap_in_background
 
 INLINE_LIMIT_BYTES = 64 * 1024
 
@@ -85,6 +86,7 @@ def _remove_if_abandoned(path: Path) -> None:
         if os.path.samestat(found, path.lstat()):
             path.unlink()
             beside(path).unlink(missing_ok=True)
+            reap_in_background(book_beside(str(path)))
     finally:
         os.close(descriptor)
 

@@ -46,6 +46,7 @@ from nemo_gym.launch.plan import (
 from nemo_gym.launch.process import open_log_folder
 from nemo_gym.launch.server_processes import Alone, Host, RunContext
 from nemo_gym.launch.warden import Warden
+from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
 from nemo_gym.tables import new_table, print_table
@@ -193,6 +194,7 @@ class RunHelper:
             finally:
                 self._fleet = None
                 self._stop_head()
+                self._reap_sandboxes()
                 self._clean_up()
         if fleet is not None:
             logger.info("NeMo Gym finished!")
@@ -211,6 +213,7 @@ class RunHelper:
         self._config_file = write_config_file(config)
         warden.remove(self._config_file)
         warden.remove(beside(self._config_file))
+        warden.reap(Path(reaper.book_beside(str(self._config_file))))
         log_folder = open_log_folder(settings.nemo_gym_log_dir)
         if log_folder is not None:
             logger.info("the output of the servers goes to %s", log_folder)
@@ -290,6 +293,12 @@ class RunHelper:
             self._head_thread.join(_HEAD_STOP_TIMEOUT_S)
         self._head = self._head_server = self._head_thread = None
         self._published_version = -1
+
+    def _reap_sandboxes(self) -> None:
+        """Remove the containers that servers have not removed themselves; those of other runs are not touched."""
+        if self._config_file is not None:
+            for problem in reaper.reap(reaper.book_beside(str(self._config_file))):
+                logger.warning("sandboxes of this run may be left behind: %s", problem)
 
     def _clean_up(self) -> None:
         if self._warden is not None:

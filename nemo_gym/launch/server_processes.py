@@ -24,6 +24,8 @@ from nemo_gym.keys import (
     NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
     NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME,
     NEMO_GYM_PARENT_PID_ENV_VAR_NAME,
+    NEMO_GYM_RUN_ID_ENV_VAR_NAME,
+    RUN_ID_KEY_NAME,
     UV_CACHE_DIR_KEY_NAME,
 )
 from nemo_gym.launch.plan import PlannedServer, root_of
@@ -131,6 +133,7 @@ class Unit(ABC):
         )
         environment["PYTHONUNBUFFERED"] = "1"
         environment[NEMO_GYM_PARENT_PID_ENV_VAR_NAME] = str(os.getpid())
+        environment[NEMO_GYM_RUN_ID_ENV_VAR_NAME] = str(self._context.config.get(RUN_ID_KEY_NAME) or "")
         environment.pop(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME, None)
         if cache := self._context.config.get(UV_CACHE_DIR_KEY_NAME):
             environment["UV_CACHE_DIR"] = str(cache)

@@ -48,6 +48,10 @@ class Warden:
         """Delete this file if the launcher dies."""
         self._tell(f"remove {file}")
 
+    def reap(self, book: Path) -> None:
+        """Remove the containers that this book of `nemo_gym.sandbox.reaper` speaks of if the launcher dies."""
+        self._tell(f"reap {book}")
+
     def close(self) -> None:
         """End the warden; what it still watches is stopped, what it was to remove is removed."""
         assert self._process.stdin is not None

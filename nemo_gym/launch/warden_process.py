@@ -1,7 +1,8 @@
 """The script behind `nemo_gym.launch.warden`: waits until the launcher is gone, then stops its process groups.
 
 Run as `python -I -S warden_process.py <launcher pid> <grace in s>`. It imports next to nothing, which
-keeps it at a few MB and 20 ms. Orders on stdin, one per line: `watch <group>`, `forget <group>`, `remove <file>`.
+keeps it at a few MB and 20 ms. Orders on stdin, one per line: `watch <group>`, `forget <group>`, `remove <file>`,
+`reap <book>` (of containers, for `nemo_gym/sandbox/reaper.py`).
 """
 
 import os
@@ -11,6 +12,8 @@ import sys
 import time
 
 _CHECK_PARENT_EVERY_S = 1.0
+_REAPER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "sandbox", "reaper.py")  # noqa: PTH100, PTH118, PTH120
+_REAP_TIMEOUT_S = 180.0
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -31,10 +34,23 @@ def _stop(groups: set[int], grace_s: float) -> None:
         _signal_group(group, signal.SIGKILL)
 
 
-def _wait_until_gone(launcher: int) -> tuple[set[int], set[str]]:
-    """Take orders until the launcher is gone; what is then to be stopped and deleted."""
+def _reap(book: str) -> None:
+    """Have the containers of a run removed; there is a book only if it had some."""
+    if not os.path.exists(book):  # noqa: PTH110
+        return
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", _REAPER, book], os.environ)
+    deadline = time.monotonic() + _REAP_TIMEOUT_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _wait_until_gone(launcher: int) -> tuple[set[int], set[str], set[str]]:
+    """Take orders until the launcher is gone; what is then to be stopped, deleted and reaped."""
     groups: set[int] = set()
     files: set[str] = set()
+    books: set[str] = set()
     unread = b""
     while True:
         readable, _, _ = select.select([0], [], [], _CHECK_PARENT_EVERY_S)
@@ -48,15 +64,19 @@ def _wait_until_gone(launcher: int) -> tuple[set[int], set[str]]:
                 groups.discard(int(what))
             elif verb == "remove":
                 files.add(what)
+            elif verb == "reap":
+                books.add(what)
         if (readable and not received) or os.getppid() != launcher:
-            return groups, files
+            return groups, files, books
 
 
 def _main(launcher: int, grace_s: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups, files = _wait_until_gone(launcher)
+    groups, files, books = _wait_until_gone(launcher)
     _stop(groups, grace_s)
+    for book in books:
+        _reap(book)
     for file in files:
         try:  # noqa: SIM105 - contextlib would double the start-up time
             os.unlink(file)  # noqa: PTH108 - so would pathlib

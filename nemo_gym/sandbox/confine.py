@@ -47,6 +47,8 @@ _AT_RECURSIVE = 0x8000
 _ATTRIBUTE_READ_ONLY, _ATTRIBUTE_NOSUID = 1, 2
 _AT_CWD = -100
 _USER_INSIDE = 1000
+USER_NAME = "sandbox"
+_OLD_PROC = ".proc-of-the-machine"
 FOLDER_INSIDE = Path("/nemo-gym-sandbox")
 NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
 LAYERS = (NAMESPACES, LANDLOCK, SECCOMP)
@@ -62,10 +64,11 @@ def landlock_version() -> int:
         return 0
 
 
-def restrict_files(readable: Iterable[Path], writable: Iterable[Path]) -> None:
+def restrict_files(readable: Iterable[Path], writable: Iterable[Path], *, for_commands: bool = False) -> None:
     """Allow reading below `readable`, reading and writing below `writable`, and no other access to files.
 
-    Nor any TCP connection, nor signals to processes outside, where the kernel can deny them.
+    With `for_commands`, programs there may be executed and every folder listed. No TCP connection either, nor signals
+    to processes outside, where the kernel can deny them.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -76,12 +79,15 @@ def restrict_files(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     every = _ALL_OF_VERSION[max(number for number in _ALL_OF_VERSION if number <= known)]
     rules = struct.pack("@QQQ", every, _TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
     rules = rules[: 8 if known < 4 else 16 if known < 6 else 24]
+    execute = _EXECUTE if for_commands else 0
     ruleset = syscall(_CREATE_RULESET, ctypes.create_string_buffer(rules, len(rules)), len(rules), 0)
     try:
         for path in readable:
-            _allow(ruleset, path, _READ)
+            _allow(ruleset, path, _READ | execute)
         for path in writable:
-            _allow(ruleset, path, every & ~(_EXECUTE | _IOCTL | _MAKE_DEVICES))
+            _allow(ruleset, path, every & ~(_EXECUTE | _IOCTL | _MAKE_DEVICES) | execute)
+        if for_commands:
+            _allow(ruleset, Path("/"), _READ_DIR)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
@@ -98,13 +104,15 @@ def _allow(ruleset: int, path: Path, access: int) -> None:
         os.close(descriptor)
 
 
-def enter_namespaces(root: Path, readable: Iterable[Path], folder_bytes: int) -> None:
+def enter_namespaces(root: Path, readable: Iterable[Path], folder_bytes: int, for_commands: bool = False) -> None:
     """Leave everything behind but `readable`; children of this process get process numbers of their own.
 
     Args:
         root: An empty folder, hidden from others by what is mounted on it.
         readable: Files and folders that stay, at the same place.
         folder_bytes: The size of `FOLDER_INSIDE`, the only place to write to.
+        for_commands: Whether there is to be what ordinary programs expect: `/tmp`, a place for `/proc`, their user's
+            name, and a folder that programs can be started from.
 
     Raises:
         OSError: the system does not allow it. The process is then in an undefined state: try in a child first.
@@ -119,16 +127,46 @@ def enter_namespaces(root: Path, readable: Iterable[Path], folder_bytes: int) ->
     Path("/proc/self/gid_map").write_text(f"{_USER_INSIDE} {group} 1")
     _mount("none", Path("/"), None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
-    for path in readable:
-        _keep(path, root)
     folder = _inside(FOLDER_INSIDE, root)
     folder.mkdir()
-    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV | _NOEXEC, f"size={folder_bytes},nr_inodes=4096,mode=700")
+    flags, files = (_NOSUID | _NODEV, 1 << 17) if for_commands else (_NOSUID | _NODEV | _NOEXEC, 4096)
+    _mount("tmpfs", folder, "tmpfs", flags, f"size={folder_bytes},nr_inodes={files},mode=700")
+    if for_commands:
+        _furnish(root, folder)
+    for path in readable:
+        _keep(path, root)
     os.chdir(root)
     syscall(_PIVOT_ROOT[machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     call("umount2", ctypes.c_char_p(b"."), _DETACH)
     os.chdir(FOLDER_INSIDE)
     _make_read_only(Path("/"), 0)
+
+
+def _furnish(root: Path, folder: Path) -> None:
+    """What ordinary programs expect besides libraries."""
+    for name in ("tmp", "proc", "dev", "etc", _OLD_PROC):
+        (root / name).mkdir(exist_ok=True)
+    _mount("/proc", root / _OLD_PROC, None, _BIND | _RECURSIVE)
+    (folder / ".tmp").mkdir(mode=0o700)
+    _mount(str(folder / ".tmp"), root / "tmp", None, _BIND)
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        (root / "dev" / name).symlink_to(target)
+    name, number = USER_NAME, _USER_INSIDE
+    (root / "etc/passwd").write_text(f"{name}:x:{number}:{number}::{FOLDER_INSIDE}:/bin/sh\n")
+    (root / "etc/group").write_text(f"{name}:x:{number}:\n")
+
+
+def show_processes() -> None:
+    """Mount `/proc` for the first process of a namespace: its own processes, nothing of the machine, nothing writable.
+
+    The kernel allows it only while the machine's own is in sight, which is then taken away.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    _mount("proc", Path("/proc"), "proc", _NOSUID | _NODEV | _NOEXEC, "subset=pid")
+    _make_read_only(Path("/proc"), 0)
+    call("umount2", ctypes.c_char_p(f"/{_OLD_PROC}".encode()), _DETACH)
 
 
 def _keep(path: Path, root: Path) -> None:
@@ -249,15 +287,38 @@ def _settle_in(folder: Path) -> None:
     os.environ["HOME"] = os.environ["TMPDIR"] = str(folder)
 
 
-def _enter_namespaces(folder: Path, readable: list[Path], folder_bytes: int) -> None:
+def confine_commands(root: Path, readable: list[Path], folder_bytes: int) -> Confinement:
+    """Confine this process and the programs that it will start, which may start others: all layers or none.
+
+    It goes on as the first process of its namespace: when it ends, all others are killed.
+    """
+    result = Confinement(FOLDER_INSIDE)
+    if sys.platform != "linux":
+        result.problems = dict.fromkeys(LAYERS, f"{sys.platform} has no such thing")
+        return result
+    result.attempt(NAMESPACES, lambda: _enter_namespaces(root, readable, folder_bytes, for_commands=True))
+    if NAMESPACES not in result.layers:
+        return result
+    devices = [path for path in readable if path.is_char_device()]
+    programs = [*readable, Path("/proc"), Path("/etc"), Path("/dev")]
+    writable = [FOLDER_INSIDE, Path("/tmp"), *devices]
+    result.attempt("processes", show_processes)
+    result.attempt(LANDLOCK, lambda: restrict_files(programs, writable, for_commands=True))
+    result.attempt(SECCOMP, _forbid_system)
+    result.attempt("new namespaces", seccomp.forbid_new_spaces)
+    os.chdir(FOLDER_INSIDE)
+    return result
+
+
+def _enter_namespaces(folder: Path, readable: list[Path], folder_bytes: int, *, for_commands: bool = False) -> None:
     """Try in a child first, since a failure half way leaves a process that is good for nothing."""
     pid = os.fork()
     if pid == 0:
-        _exit_with_errno_of(lambda: enter_namespaces(folder, readable, folder_bytes))
+        _exit_with_errno_of(lambda: enter_namespaces(folder, readable, folder_bytes, for_commands))
     error = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if error:
         raise OSError(error, f"cannot be entered: {os.strerror(error) if error > 0 else f'signal {-error}'}")
-    enter_namespaces(folder, readable, folder_bytes)
+    enter_namespaces(folder, readable, folder_bytes, for_commands)
     inner = os.fork()
     if inner:
         _leave_with(inner)

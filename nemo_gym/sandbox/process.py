@@ -155,7 +155,7 @@ class IsolatedProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=self._folder,
-            env=_clean_environment(self._folder),
+            env=clean_environment(self._folder),
             start_new_session=True,
             bufsize=0,
         )
@@ -254,7 +254,7 @@ def _reason(error: Exception) -> str:
     return "" if isinstance(error, wire.ConnectionLostError) else f" ({error})"
 
 
-def _clean_environment(folder: Path) -> dict[str, str]:
+def clean_environment(folder: Path) -> dict[str, str]:
     """None of this process's variables: they may hold keys."""
     return {
         "PATH": "/usr/bin:/bin",

@@ -35,6 +35,8 @@ _FIRST_UNKNOWN = 468
 """Calls from here on are newer than this list: it is not known what they do."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE_THREAD = 0x00010000
+_CLONE_NEW_SPACES = 0x7E020000
+"""Namespaces of any kind; that of time, whose bit means something else here, only `clone3` and `unshare` can make."""
 _AF_UNIX, _SOCK_STREAM, _SOCKET_KINDS = 1, 1, 0xF
 _O_ASYNC, _O_TRUNC, _O_ACCMODE = 0x2000, 0x200, 3
 _F_SETFL = 4
@@ -180,6 +182,17 @@ def forbid_system() -> None:
     program = [_when(call, _REFUSED) for call in (*SYSTEM.values(), *NETWORK.values())]
     program.append(_when(_SOCKETPAIR, _unless(0, [_AF_UNIX]) + _unless(1, [_SOCK_STREAM], _SOCKET_KINDS) + _ALLOWED))
     _install(program, 0)
+
+
+def forbid_new_spaces() -> None:
+    """Deny namespaces to processes that may start others: inside one they would have privileges again.
+
+    Raises:
+        OSError: the kernel takes no filter.
+    """
+    makes_space = _argument(0) + _step(_ANY_BIT, _CLONE_NEW_SPACES, 0, 1) + _REFUSED + _ALLOWED
+    clone3 = _when(NOT_SEEN_THROUGH["clone3"], _error(errno.ENOSYS))
+    _install([_when(CLONE, makes_space), clone3], 0)
 
 
 def forbid_processes(own_pid: int) -> int | None:

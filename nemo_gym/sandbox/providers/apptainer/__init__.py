@@ -1,0 +1,1 @@
+"""Sandboxes that are Apptainer instances, by way of the `apptainer` command."""

@@ -1,0 +1,1 @@
+"""Sandboxes that are Docker containers, by way of the `docker` command."""

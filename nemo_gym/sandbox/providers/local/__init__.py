@@ -1,0 +1,1 @@
+"""Sandboxes that are confined processes of this machine, without any other program."""

@@ -1,0 +1,246 @@
+"""The first process inside a local sandbox: it starts commands, kills them with all they started, and watches.
+
+It is confined before it starts anything (`nemo_gym.sandbox.confine`), and nothing inside can end it: the kernel
+protects the first process of a namespace from the others. When it ends, because its sandbox is closed or whoever asked
+for it is gone, the kernel kills everything inside.
+"""
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nemo_gym.sandbox import wire
+from nemo_gym.sandbox.confine import FOLDER_INSIDE, NAMESPACES, SECCOMP, Confinement, confine_commands
+
+_LOOK_EVERY_S = 0.1
+_KILL_PASSES = 100
+_OPEN_FILES = 4096
+_MEBIBYTE = 1024 * 1024
+_PAGE = os.sysconf("SC_PAGESIZE")
+STREAMS = 3
+NEEDED = (NAMESPACES, "processes", SECCOMP, "new namespaces")
+
+
+@dataclass
+class Running:
+    """A command that has been started."""
+
+    number: int
+    pid: int
+    started: int
+    """When, in the kernel's ticks."""
+    why_killed: str = ""
+
+
+class Process(NamedTuple):
+    """What `/proc` tells of a process inside."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+    is_zombie: bool
+
+
+class Keeper:
+    """Everything that runs inside."""
+
+    def __init__(self, orders: socket.socket, settings: dict[str, Any]) -> None:
+        self._orders = orders
+        self._memory = int(settings["memory_mb"]) * _MEBIBYTE
+        self._processes = int(settings["processes"])
+        self._until = None if settings["ttl_s"] is None else time.monotonic() + float(settings["ttl_s"])
+        self._running: dict[int, Running] = {}
+        self._owners: dict[int, int] = {}
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> None:
+        """Take orders until the other side goes or the time is over."""
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        orders = self._orders.fileno()
+        while self._until is None or time.monotonic() < self._until:
+            inside = self._look()
+            waits = [_LOOK_EVERY_S] if inside or self._running else []
+            waits += [] if self._until is None else [max(0.0, self._until - time.monotonic())]
+            readable, _, _ = select.select([orders, self._woken], [], [], min(waits) if waits else None)
+            if self._woken in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+            if orders in readable:
+                self._take_order()
+            self._bury()
+
+    def _take_order(self) -> None:
+        message, descriptors, _, _ = socket.recv_fds(self._orders, 1, STREAMS)
+        if not message:
+            raise wire.ConnectionLostError
+        order = wire.receive(self._orders.fileno())
+        if "kill" in order:
+            self._kill(int(order["kill"]))
+            return
+        try:
+            self._start(order, descriptors)
+        except OSError as error:
+            self._tell({"id": order["id"], "problem": f"{error.filename or order['cwd']}: {error.strerror}"})
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _start(self, order: dict[str, Any], streams: list[int]) -> None:
+        folder = os.open(order["cwd"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become(order, folder, streams, self._memory)
+        finally:
+            os.close(folder)
+        found = _process(pid)
+        self._owners[pid] = order["id"]
+        self._running[order["id"]] = Running(order["id"], pid, found.started if found else 0)
+
+    def _look(self) -> list[Process]:
+        """Note whose every process is, and end everything if it is too much; those that are there."""
+        inside = _inside()
+        known: dict[int, int] = {}
+        for process in inside:
+            owner = self._owners.get(process.pid, self._owners.get(process.parent, self._owners.get(process.session)))
+            if owner is not None:
+                known[process.pid] = owner
+        self._owners = known
+        if len(inside) > self._processes:
+            self._end_all(f"more than {self._processes} processes")
+        elif sum(_memory_of(process.pid) for process in inside) > self._memory:
+            self._end_all(f"more than {self._memory // _MEBIBYTE} MiB of memory")
+        return inside
+
+    def _end_all(self, why: str) -> None:
+        for each in self._running.values():
+            each.why_killed = why
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+
+    def _kill(self, number: int) -> None:
+        """Kill a command with everything it started: what is known to be its, and what nobody knows the owner of.
+
+        The latter only if it is younger than the command; so what earlier commands left in the background stays.
+        """
+        command = self._running.get(number)
+        if command is None:
+            return
+        for _ in range(_KILL_PASSES):
+            victims = [each.pid for each in self._look() if self._is_of(each, command) and not each.is_zombie]
+            if not victims:
+                return
+            for pid in victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._bury()
+
+    def _is_of(self, process: Process, command: Running) -> bool:
+        owner = self._owners.get(process.pid)
+        return owner == command.number or (owner is None and process.started >= command.started)
+
+    def _bury(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for number, command in list(self._running.items()):
+                if command.pid == pid:
+                    del self._running[number]
+                    code = os.waitstatus_to_exitcode(status)
+                    self._tell({"id": number, "code": 128 - code if code < 0 else code, "killed": command.why_killed})
+
+    def _tell(self, answer: dict[str, Any]) -> None:
+        wire.send(self._orders.fileno(), answer)
+
+
+def _become(order: dict[str, Any], folder: int, streams: list[int], memory: int) -> None:
+    """In the child: become the command."""
+    try:
+        os.setsid()
+        os.fchdir(folder)
+        for target, source in enumerate(streams):
+            os.dup2(source, target + 100)
+        for target in range(STREAMS):
+            os.dup2(target + 100, target)
+        os.closerange(STREAMS, _OPEN_FILES)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _set_limits(memory, order["processors"])
+        os.execve(order["arguments"][0], order["arguments"], order["env"])
+    except BaseException as error:  # noqa: BLE001 - whatever it is, this is no second keeper
+        os.write(2, f"the command cannot be started: {error}\n".encode())
+    finally:
+        os._exit(126)
+
+
+def _set_limits(memory: int, processors: list[int]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if processors:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, processors)
+
+
+def _inside() -> list[Process]:
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    return [found for pid in pids if pid != 1 and (found := _process(pid)) is not None]
+
+
+def _process(pid: int) -> Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] == "Z")
+
+
+def _memory_of(pid: int) -> int:
+    """Bytes that a process shares with no file."""
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE
+
+
+def _told(confinement: Confinement) -> dict[str, Any]:
+    holds = all(layer in confinement.layers for layer in NEEDED)
+    return {"holds": holds, "problems": confinement.problems, "folder": str(FOLDER_INSIDE)}
+
+
+def main() -> None:
+    """Confine this process, say what came of it, and serve, orders on standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    try:
+        settings = wire.receive(orders.fileno())
+        readable = [Path(path) for path in settings["readable"]]
+        confinement = confine_commands(Path(settings["root"]), readable, int(settings["folder_mb"]) * _MEBIBYTE)
+        answer = _told(confinement)
+        wire.send(orders.fileno(), answer)
+        if answer["holds"]:
+            Keeper(orders, settings).serve()
+    except (wire.ConnectionLostError, OSError):
+        sys.exit(1)

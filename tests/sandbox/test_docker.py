@@ -1,0 +1,335 @@
+"""Sandboxes that are Docker containers, with a stand-in for the command, and with the real one where there is one."""
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.keys import NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME, NEMO_GYM_RUN_ID_ENV_VAR_NAME
+from nemo_gym.sandbox import (
+    AsyncSandbox,
+    SandboxCreateError,
+    SandboxCreateVerificationError,
+    SandboxSpec,
+    SandboxStatus,
+    create_provider,
+)
+from nemo_gym.sandbox.providers import programs
+from tests.sandbox.stand_ins import StandIn, docker
+
+__all__ = ["docker"]
+
+
+@pytest.fixture(autouse=True)
+def _part_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a server that a launcher has started."""
+    config = tmp_path / "nemo_gym_config_held_abc.yaml"
+    config.write_text("{}")
+    monkeypatch.setenv(NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME, str(config))
+    monkeypatch.setenv(NEMO_GYM_RUN_ID_ENV_VAR_NAME, "my run")
+    monkeypatch.setattr(programs, "_BOOKS", [])
+
+
+def spec(folder: Path, **more: object) -> SandboxSpec:
+    return SandboxSpec(**{"image": "some/image:1", "workdir": str(folder / "inside"), **more})  # type: ignore[arg-type]
+
+
+def alive(marker: str) -> list[str]:
+    """The processes whose arguments contain this."""
+    listed = subprocess.run(["ps", "-eo", "pid,stat,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if marker in line and "ps -eo" not in line and " Z" not in line[:14]]
+
+
+def test_a_sandbox_lives_from_start_to_stop(docker: StandIn, tmp_path: Path) -> None:
+    async def use() -> None:
+        wanted = spec(tmp_path, env={"COLOUR": "blue"}, files={str(tmp_path / "inside/deep/task.txt"): "do it"})
+        async with AsyncSandbox({"docker": None}, wanted) as sandbox:
+            assert await sandbox.status() is SandboxStatus.UNKNOWN
+            await sandbox.start()
+            assert await sandbox.status() is SandboxStatus.RUNNING
+            done = await sandbox.exec("cat deep/task.txt; echo $COLOUR $SIZE; echo oh >&2; exit 3", env={"SIZE": "5"})
+            assert (done.stdout, done.stderr, done.return_code, done.error_type) == ("do itblue 5\n", "oh\n", 3, None)
+            (tmp_path / "here.bin").write_bytes(bytes(range(256)))
+            await sandbox.upload(tmp_path / "here.bin", "new/there.bin")
+            assert (await sandbox.exec("wc -c < new/there.bin")).stdout == "256\n"
+            await sandbox.download("new/there.bin", tmp_path / "back/again.bin")
+            assert (tmp_path / "back/again.bin").read_bytes() == bytes(range(256))
+            [container] = docker.containers().values()
+            assert container["labels"] == {"nemo-gym.sandbox": "1", "nemo-gym.run": "my-run.abc"}
+        assert await sandbox.status() is SandboxStatus.STOPPED
+
+    asyncio.run(use())
+    assert docker.containers() == {}
+
+
+def test_what_the_spec_and_the_settings_say_reaches_the_command_line(docker: StandIn, tmp_path: Path) -> None:
+    settings = {
+        "create": {"network": "none", "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},
+        "probe": {"command": "test -d .", "stable_count": 3, "interval_s": 0.01},
+    }
+    settings["create"] |= {"pids_limit": 99, "publish_host": "0.0.0.0", "extra_run_args": ["--init"]}
+    wanted = spec(
+        tmp_path,
+        image="docker://some/image:1",
+        resources={"cpu": 1.5, "memory_mib": 512, "gpu": 2},
+        ports=["8080"],
+        metadata={"team": "red"},
+        env={"TOKEN": "very-secret", "PATH": "/somewhere:/usr/bin:/bin"},
+        provider_options={"volumes": ["/data:/data:ro"], "run_args": ["-v", "/more:/more"]},
+    )
+
+    async def use() -> str:
+        async with AsyncSandbox({"docker": settings}, wanted) as sandbox:
+            await sandbox.start()
+            token = (await sandbox.exec("echo $TOKEN $PATH")).stdout
+            assert token == "very-secret /somewhere:/usr/bin:/bin\n"
+            await sandbox.exec("true", user="root")
+            await sandbox.exec("true", user="agent")
+            return (await sandbox.endpoint(8080)).endpoint
+
+    assert asyncio.run(use()) == "http://0.0.0.0:8080"
+    [line] = docker.calls("run")
+    text = " ".join(line)
+    for part in (
+        "-d --name nemo-gym-", "--label nemo-gym.sandbox=1", "--label nemo-gym.metadata.team=red", "--cpus 1.5",
+        "--memory 512m --memory-swap 512m", "--gpus 2", "--network none", "--read-only", "--cap-drop ALL",
+        "--security-opt no-new-privileges", "--pids-limit 99", "--publish 0.0.0.0::8080/tcp", "-v /data:/data:ro",
+        "-v /more:/more", "--entrypoint sh some/image:1 -c",
+    ):  # fmt: skip
+        assert part in text
+    assert "very-secret" not in (docker.state / "calls.jsonl").read_text()
+    probes = [call for call in docker.calls("exec") if call[-1] == "test -d ."]
+    assert len(probes) == 3
+    users = [call[call.index("--user") + 1] for call in docker.calls("exec") if "--user" in call]
+    assert users == ["0", "agent"]
+
+
+def test_a_command_that_takes_too_long_is_killed_inside(docker: StandIn, tmp_path: Path) -> None:
+    seconds = 98_700 + os.getpid() % 1000
+    hiding = f"(setsid sleep {seconds}1 &); env -i sleep {seconds}2 & echo begun; sleep {seconds}3"
+
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path)) as sandbox:
+            await sandbox.start()
+            await sandbox.exec(f"sleep {seconds}9 & echo in the background")
+            done = await sandbox.exec(hiding, timeout_s=3)
+            assert (done.return_code, done.error_type) == (125, "timeout")
+            assert done.stdout == "begun\n"
+            assert "did not end within 3 s and was killed" in (done.stderr or "")
+            assert not [line for line in alive(f"sleep {seconds}") if f"{seconds}9" not in line]
+            assert alive(f"sleep {seconds}9"), "what an earlier command left running stays"
+            assert (await sandbox.exec("echo usable")).stdout == "usable\n"
+
+    asyncio.run(use())
+    assert not alive(f"sleep {seconds}")
+
+
+def test_a_command_that_is_given_up_is_killed_inside(docker: StandIn, tmp_path: Path) -> None:
+    seconds = f"{97_000 + os.getpid() % 1000}7"
+
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path)) as sandbox:
+            await sandbox.start()
+            work = asyncio.create_task(sandbox.exec(f"touch begun; sleep {seconds}"))
+            await asyncio.to_thread(until, (tmp_path / "inside/begun").exists)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            assert not alive(f"sleep {seconds}")
+
+    asyncio.run(use())
+
+
+def test_no_command_passes_for_a_failure_of_docker(docker: StandIn, tmp_path: Path) -> None:
+    lie = "echo 'Error response from daemon: container is not running' >&2; exit {}"
+
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path)) as sandbox:
+            await sandbox.start()
+            for code in (1, 125, 126):
+                done = await sandbox.exec(lie.format(code))
+                assert (done.return_code, done.error_type) == (code, None)
+            nowhere = await sandbox.exec("true", cwd="/no/such/folder")
+            assert (nowhere.return_code, nowhere.error_type) == (125, "sandbox")
+            assert "chdir to cwd" in (nowhere.stderr or "")
+            [name] = docker.containers()
+            await asyncio.to_thread(docker.run, "rm", "-f", name)
+            gone = await sandbox.exec("true")
+            assert (gone.return_code, gone.error_type) == (125, "sandbox")
+            assert "No such container" in (gone.stderr or "")
+            assert await sandbox.status() is SandboxStatus.STOPPED
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "words"),
+    [
+        ("missing/image", SandboxCreateError, "pull access denied for missing/image"),
+        ("broken/image", SandboxCreateVerificationError, "'true' fails in it: .*is not running"),
+        (None, SandboxCreateError, "needs an image: set `image`"),
+        ("slow/image", SandboxCreateError, "it takes too long; raise create.start_timeout_s"),
+    ],
+)
+def test_what_cannot_be_made_is_said_and_removed(
+    docker: StandIn, tmp_path: Path, image: str | None, kind: type[Exception], words: str
+) -> None:
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {"create": {"start_timeout_s": 5}}}, spec(tmp_path, image=image)) as sandbox:
+            with pytest.raises(kind, match=words):
+                await sandbox.start()
+
+    asyncio.run(use())
+    assert docker.containers() == {}
+
+
+def test_a_start_that_is_given_up_leaves_no_container(docker: StandIn, tmp_path: Path) -> None:
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path, image="slow")) as sandbox:
+            start = asyncio.create_task(sandbox.start())
+            await asyncio.to_thread(until, (docker.state / "pulling").exists)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+
+    asyncio.run(use())
+    assert docker.containers() == {}
+    assert [call[0] for call in docker.calls()][-1] == "rm"
+
+
+def test_files_that_cannot_be_put_inside_end_the_sandbox(docker: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("in the way")
+    sandbox = AsyncSandbox({"docker": {}}, spec(tmp_path, files={str(tmp_path / "a file/x"): "text"}))
+    with pytest.raises(RuntimeError, match="cannot be written in the sandbox"):
+        asyncio.run(sandbox.start())
+    assert docker.containers() == {}
+    with pytest.raises(RuntimeError, match="has been stopped"):
+        asyncio.run(sandbox.start())
+
+
+def test_a_container_ends_when_its_time_is_over(
+    docker: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path, ttl_s=2)) as sandbox:
+            await sandbox.start()
+            deadline = time.monotonic() + 60
+            while await sandbox.status() is not SandboxStatus.STOPPED:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.2)
+
+    asyncio.run(use())
+    [call] = docker.calls("run")
+    assert call[call.index("--rm") :] == ["--rm", "--entrypoint", "sh", "some/image:1", "-c", "sleep 2"]
+
+    async def with_entrypoint() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path, ttl_s=2, entrypoint=["sleep", "3600"])) as sandbox:
+            await sandbox.start()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(with_entrypoint())
+    assert "ttl_s has no effect on a sandbox with an entrypoint" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"create": {"netwrok": "none"}}, "`docker.create` has no netwrok; there are start_timeout_s"),
+        ({"exec": {"cpus": 1}}, "`docker.exec` has no cpus"),
+        ({"prob": {}}, "does not take these settings: .*prob"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        create_provider({"docker": settings})
+
+
+def test_without_docker_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxCreateError, match="'docker' is not on the PATH; install it, or choose another"):
+        asyncio.run(AsyncSandbox({"docker": {}}, spec(tmp_path)).start())
+
+
+def test_many_sandboxes_keep_to_the_number_of_commands(docker: StandIn, tmp_path: Path) -> None:
+    provider = {"docker": {"exec": {"concurrency": 2}}}
+
+    async def use() -> list[str | None]:
+        async with AsyncSandbox(provider, spec(tmp_path)) as sandbox:
+            await sandbox.start()
+            script = "echo x >> running; wc -l < running; sleep 0.3; sed -i 1d running"
+            done = await asyncio.gather(*(sandbox.exec(script) for _ in range(6)))
+            return [each.stdout for each in done]
+
+    assert {int(each or 9) for each in asyncio.run(use())} <= {1, 2}
+
+
+def _real_docker() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _real_docker(), reason="no Docker engine here: the stand-in above is all there is")
+def test_the_real_docker(tmp_path: Path) -> None:
+    image = os.environ.get("NEMO_GYM_TEST_IMAGE", "busybox")
+    if subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False).returncode:
+        pytest.skip(f"the image {image} is not there; name another one in NEMO_GYM_TEST_IMAGE")
+
+    async def use() -> None:
+        wanted = SandboxSpec(image=image, workdir="/work", files={"/work/a.txt": "text"})
+        async with AsyncSandbox({"docker": {"create": {"network": "none"}}}, wanted) as sandbox:
+            await sandbox.start()
+            assert (await sandbox.exec("cat a.txt")).stdout == "text"
+            late = await sandbox.exec("sleep 4711", timeout_s=2)
+            assert late.error_type == "timeout"
+            assert "4711" not in str((await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout)
+
+    asyncio.run(use())
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.05)
+
+
+PROGRAM = """
+import asyncio, sys
+from nemo_gym.sandbox import AsyncSandbox, SandboxSpec
+
+async def main():
+    sandbox = AsyncSandbox({{"docker": {{}}}}, SandboxSpec(image="some", workdir={workdir!r}))
+    await sandbox.start()
+    print("up", flush=True)
+    {then}
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("then", ["await asyncio.sleep(600)", "sys.exit(0)"])
+def test_a_program_without_a_launcher_leaves_nothing_behind(
+    docker: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    import sys
+
+    monkeypatch.delenv(NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME)
+    other = asyncio.run(AsyncSandbox({"docker": {}}, spec(tmp_path)).start())
+    code = PROGRAM.format(workdir=str(tmp_path / "w"), then=then)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        assert "sleep" not in then or len(docker.containers()) == 2
+        program.kill()
+    until(lambda: list(docker.containers()) == [other.handle.sandbox_id])
+    asyncio.run(other.stop())
+    for book in programs._BOOKS:
+        if book._watch is not None:
+            book._watch.communicate(timeout=60)
