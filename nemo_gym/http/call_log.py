@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from itertools import islice
+from operator import itemgetter
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -111,13 +112,23 @@ CALL_LOG: ContextVar[CallLog | None] = ContextVar("nemo_gym_call_log", default=N
 """The log of the rollout that the running code works on, if somebody asked for one."""
 
 
+_START = itemgetter("start_s")
+
+
+def _decoded(value: str) -> Any:
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:  # names with halves of characters
+        return json.loads(value)
+
+
 def calls_told(headers: Any) -> dict[str, Any]:
     """The part of a record's timing that an answer's headers tell: `calls`, and `calls_left_out` if there are such.
 
     Empty when they tell nothing, or nothing that can be read.
     """
     try:
-        left_out, *endpoints = json.loads(headers[CALLS_HEADER])
+        left_out, *endpoints = _decoded(headers[CALLS_HEADER])
         calls = [
             {
                 "server": server,
@@ -126,10 +137,10 @@ def calls_told(headers: Any) -> dict[str, Any]:
                 "duration_s": duration / _MICROSECONDS,
             }
             for server, path, *times in endpoints
-            for start, duration in zip(times[::2], times[1::2], strict=True)
             if isinstance(server, str) and isinstance(path, str)
+            for start, duration in zip(times[::2], times[1::2], strict=True)
         ]
-        calls.sort(key=lambda call: call["start_s"])
+        calls.sort(key=_START)
         return {"calls": calls, "calls_left_out": left_out} if int(left_out) else {"calls": calls}
     except (LookupError, TypeError, ValueError, RecursionError):
         return {}
