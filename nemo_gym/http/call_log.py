@@ -122,6 +122,17 @@ def _decoded(value: str) -> Any:
         return json.loads(value)
 
 
+def calls_of(response: Any) -> dict[str, Any]:
+    """`calls_told` of the headers of an answer; those of ours need not all be read for it."""
+    raw = getattr(response, "raw_headers", None)
+    if type(raw) is not tuple:
+        return calls_told(getattr(response, "headers", None))
+    for name, value in raw:
+        if name.lower() == ASKED[0]:
+            return calls_told({CALLS_HEADER: value.decode("latin-1")})
+    return {}
+
+
 def calls_told(headers: Any) -> dict[str, Any]:
     """The part of a record's timing that an answer's headers tell: `calls`, and `calls_left_out` if there are such.
 
