@@ -58,7 +58,7 @@ from nemo_gym.collect.summary import RunSummary, count_given_up, find_settled, i
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, listed
 from nemo_gym.global_config import maybe_get_global_config_dict
-from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_told
+from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.partial import WANTS_PARTIAL
@@ -365,7 +365,7 @@ class RolloutCollectionHelper(BaseModel):
             raise
         result = await get_response_json(response)
         if headers is not None and isinstance(result, dict):
-            result[TIMING_KEY_NAME] = calls_told(getattr(response, "headers", None))
+            result[TIMING_KEY_NAME] = calls_of(response)
         return result
 
     def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 MOST_OPEN_FILES = 65_535
 """As many as are asked for, unless the system allows fewer."""
 
-_ALLOCATIONS_BETWEEN_COLLECTIONS = 20_000
+_ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 _FILES_KEPT_BACK = 128
 """For files, logs and the questions asked of servers beside the rollouts."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -8,6 +8,7 @@ on. What people change is in the log and in the manifest.
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -355,10 +356,16 @@ def _told(doing: Any) -> dict[str, Any]:
     return {name: doing[name] for name in ("calls", "call") if name in doing}
 
 
+_needs_no_quoting = re.compile(r"[0-9/]*").fullmatch
+
+
 def attempt_name(row: Row) -> str | None:
     """What agents are told that a rollout is called, beside the name of the run; None if it has no name."""
     key = key_or_none(row)
-    return None if key is None else quote(f"{key.task_index}/{key.rollout_index}"[:_LONGEST_NAME])
+    if key is None:
+        return None
+    name = f"{key.task_index}/{key.rollout_index}"[:_LONGEST_NAME]
+    return name if _needs_no_quoting(name) else quote(name)
 
 
 def _names_of(row: Row) -> Sequence[str]:

@@ -122,6 +122,8 @@ class Dispatch:
         self._stall = StallWatch(self._settings.stalled_after_s, probe)
         self._servers = servers
         self._policies = policies
+        self._choosers = [policy for policy in policies if type(policy).leaves_out is not Policy.leaves_out]
+        self._attendants = [policy for policy in policies if type(policy).started is not Policy.started]
         self.stopped: Stop | None = None
         """Why the run ended early; None when it did not."""
         self.left_out = 0
@@ -278,19 +280,22 @@ class Dispatch:
     def _start_waiting(self) -> bool:
         """Start what may start now; whether that was cut short to let the event loop turn."""
         for _ in range(_STARTS_AT_ONCE):
-            if not self._has_room() or any(policy.holds_back() for policy in self._policies):
+            if not self._has_room():
                 return False
+            for policy in self._policies:
+                if policy.holds_back():
+                    return False
             pending = self._waiting.take()
             if pending is None:
                 return False
-            if any(policy.leaves_out(pending.row) for policy in self._policies):
+            if self._choosers and any(policy.leaves_out(pending.row) for policy in self._choosers):
                 self._waiting.give_back_room(pending.agent)
                 self.left_out += 1
                 continue
             pending.start(self._loop.time())
             pending.order, self._starts = self._starts, self._starts + 1
             self._in_flight[pending] = self._loop.create_task(self._try(pending))
-            for policy in self._policies:
+            for policy in self._attendants:
                 policy.started(pending)
         return True
 

@@ -59,7 +59,7 @@ from nemo_gym.runs.record import (
     key_or_none,
     outcome_of,
     stamp,
-    utc_text,
+    utc_text_of,
 )
 from nemo_gym.terminal import shown, without_numbers
 
@@ -318,11 +318,10 @@ class Attempt(NamedTuple):
             if calls and outcome_of(result) is Outcome.SUCCESS:
                 stamp(self.row, result)[TIMING_KEY_NAME] = dict(calls)
         elif self.duration_s is not None and outcome_of(result) is Outcome.SUCCESS:
-            stamp(self.row, result)[TIMING_KEY_NAME] = {  # the last thing on its line
-                "started_at": utc_text(datetime.fromtimestamp(self.started_at_s, UTC)),
-                "duration_s": round(self.duration_s, 6),
-                **{name: calls[name] for name in _TOLD_BY_AGENTS if isinstance(calls, dict) and name in calls},
-            }
+            times = {"started_at": utc_text_of(self.started_at_s), "duration_s": round(self.duration_s, 6)}
+            if isinstance(calls, dict):
+                times.update((name, calls[name]) for name in _TOLD_BY_AGENTS if name in calls)
+            stamp(self.row, result)[TIMING_KEY_NAME] = times  # the last thing on its line
         return result
 
 

@@ -98,7 +98,10 @@ class Said(NamedTuple):
 
 def said_in(response: Mapping[str, Any]) -> Said:
     """Go through the output of a response; whatever is not as expected is passed over."""
-    said = Said([], [], [], [], False)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[tuple[str, Any]] = []
+    outputs: list[str] = []
     refused = False
     output = response.get("output")
     for item in output if isinstance(output, list) else ():
@@ -106,15 +109,15 @@ def said_in(response: Mapping[str, Any]) -> Said:
             continue
         kind = item.get("type") or "message"
         if kind == "message" and item.get("role", "assistant") == "assistant":
-            refused |= _add_texts(item.get("content"), said.texts)
+            refused |= _add_texts(item.get("content"), texts)
         elif kind in _CALLS:
-            said.calls.append((str(item.get("name")), item.get("arguments", item.get("input"))))
+            calls.append((str(item.get("name")), item.get("arguments", item.get("input"))))
         elif kind == "reasoning":
-            _add_texts(item.get("summary"), said.thoughts)
-            _add_texts(item.get("content"), said.thoughts)
+            _add_texts(item.get("summary"), thoughts)
+            _add_texts(item.get("content"), thoughts)
         elif "output" in item:
-            said.outputs.append(str(item["output"]))
-    return said._replace(refused=refused)
+            outputs.append(str(item["output"]))
+    return Said(texts, thoughts, calls, outputs, refused)
 
 
 def _add_texts(content: Any, texts: list[str]) -> bool:
@@ -134,12 +137,13 @@ def _add_texts(content: Any, texts: list[str]) -> bool:
 
 def findings_in(record: Mapping[str, Any], said: Said, reward_range: tuple[float, float] | None) -> list[Check]:
     """What is odd about one rollout by itself."""
-    found = _about_calls(record, said)
+    texts, thoughts, calls, _, refused = said
+    found = _about_calls(calls) if calls else _without_calls(record, said)
     if _is_truncated(record[RESPONSE_KEY_NAME]):
         found.append(Check.TRUNCATED)
-    if any(ends_in_loop(text) for text in (*said.texts, *said.thoughts)) or _says_the_same(said.texts):
+    if _has_loops(texts) or (thoughts and _has_loops(thoughts)) or (len(texts) > 2 and _says_the_same(texts)):
         found.append(Check.REPEATED_TEXT)
-    if said.refused or (said.texts and _REFUSES.match(said.texts[-1])):
+    if refused or (texts and _REFUSES.match(texts[-1])):
         found.append(Check.REFUSAL)
     if not _is_in(record.get(REWARD_KEY), reward_range):
         found.append(Check.OUT_OF_RANGE)
@@ -148,18 +152,23 @@ def findings_in(record: Mapping[str, Any], said: Said, reward_range: tuple[float
     return found
 
 
-def _about_calls(record: Mapping[str, Any], said: Said) -> list[Check]:
+def _without_calls(record: Mapping[str, Any], said: Said) -> list[Check]:
     found = []
-    if not said.calls:
-        if not said.refused and not any(text.strip() for text in said.texts):
-            found.append(Check.EMPTY)
-        if _offers_tools(record.get(RESPONSES_CREATE_PARAMS_KEY_NAME)):
-            found.append(Check.NO_TOOLS)
-        return found
-    if _has_loop(said.calls):
+    if not said.refused and not any(text.strip() for text in said.texts):
+        found.append(Check.EMPTY)
+    if _offers_tools(record.get(RESPONSES_CREATE_PARAMS_KEY_NAME)):
+        found.append(Check.NO_TOOLS)
+    return found
+
+
+def _about_calls(calls: Sequence[tuple[str, Any]]) -> list[Check]:
+    found = []
+    if len(calls) >= CALLS_IN_A_ROW and _has_loop(calls):
         found.append(Check.LOOP)
-    if not all(_is_object(arguments) for _, arguments in said.calls):
-        found.append(Check.BAD_ARGUMENTS)
+    for _, arguments in calls:
+        if not _is_object(arguments):
+            found.append(Check.BAD_ARGUMENTS)
+            break
     return found
 
 
@@ -191,6 +200,10 @@ def _offers_tools(params: Any) -> bool:
     if not isinstance(params, dict) or params.get("tool_choice") == "none":
         return False
     return bool(params.get("tools"))
+
+
+def _has_loops(texts: Sequence[str]) -> bool:
+    return any(len(text) >= _SHORTEST_LOOP and ends_in_loop(text) for text in texts)
 
 
 def ends_in_loop(text: str) -> bool:

@@ -122,7 +122,10 @@ class RunSummary:
         agent, is_success = agent_name_of(row) or "", outcome is Outcome.SUCCESS
         self.meter.add(result, row.get(TASK_INDEX_KEY_NAME), agent, success=is_success)
         if is_success:
-            self._taken.setdefault(agent, Percentiles()).add(result)
+            taken = self._taken.get(agent)
+            if taken is None:
+                taken = self._taken[agent] = Percentiles()
+            taken.add_times(result)
             self.health.add(result)
 
     def spent(self, budget: str) -> float:

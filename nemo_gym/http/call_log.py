@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from itertools import islice
+from operator import itemgetter
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -111,13 +112,34 @@ CALL_LOG: ContextVar[CallLog | None] = ContextVar("nemo_gym_call_log", default=N
 """The log of the rollout that the running code works on, if somebody asked for one."""
 
 
+_START = itemgetter("start_s")
+
+
+def _decoded(value: str) -> Any:
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:  # names with halves of characters
+        return json.loads(value)
+
+
+def calls_of(response: Any) -> dict[str, Any]:
+    """`calls_told` of the headers of an answer; those of ours need not all be read for it."""
+    raw = getattr(response, "raw_headers", None)
+    if type(raw) is not tuple:
+        return calls_told(getattr(response, "headers", None))
+    for name, value in raw:
+        if name.lower() == ASKED[0]:
+            return calls_told({CALLS_HEADER: value.decode("latin-1")})
+    return {}
+
+
 def calls_told(headers: Any) -> dict[str, Any]:
     """The part of a record's timing that an answer's headers tell: `calls`, and `calls_left_out` if there are such.
 
     Empty when they tell nothing, or nothing that can be read.
     """
     try:
-        left_out, *endpoints = json.loads(headers[CALLS_HEADER])
+        left_out, *endpoints = _decoded(headers[CALLS_HEADER])
         calls = [
             {
                 "server": server,
@@ -126,10 +148,10 @@ def calls_told(headers: Any) -> dict[str, Any]:
                 "duration_s": duration / _MICROSECONDS,
             }
             for server, path, *times in endpoints
-            for start, duration in zip(times[::2], times[1::2], strict=True)
             if isinstance(server, str) and isinstance(path, str)
+            for start, duration in zip(times[::2], times[1::2], strict=True)
         ]
-        calls.sort(key=lambda call: call["start_s"])
+        calls.sort(key=_START)
         return {"calls": calls, "calls_left_out": left_out} if int(left_out) else {"calls": calls}
     except (LookupError, TypeError, ValueError, RecursionError):
         return {}

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from nemo_gym.http.partial import LEFT_OUT, VERIFY
@@ -262,6 +263,20 @@ def unscored_response(failure: Mapping[str, Any]) -> dict[str, Any] | None:
 def utc_text(moment: datetime) -> str:
     """ISO 8601 in UTC, to the millisecond."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def utc_text_of(seconds: float) -> str:
+    """The same of a time in seconds since the epoch."""
+    whole = int(seconds)
+    microseconds = round((seconds - whole) * 1_000_000)  # as `datetime` rounds
+    if microseconds == 1_000_000:
+        whole, microseconds = whole + 1, 0
+    return f"{_text_of_second(whole)}.{microseconds // 1000:03d}Z"
+
+
+@lru_cache(64)
+def _text_of_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
 
 
 class SeenFilter:

@@ -24,9 +24,11 @@ from aiohttp import AddrInfoType, ClientResponse, ClientTimeout, CookieJar
 from yarl import URL
 
 from nemo_gym.http.addresses import Address
+from nemo_gym.http.call_log import ATTEMPT_HEADER
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders, ReceivedCookie, bounded_cache, is_plain
 from nemo_gym.process_inputs import num_workers
+from nemo_gym.rollout_correlation import ROLLOUT_HEADER
 
 TRANSPORTS = [
     "nemo_gym.http.transports.wire",
@@ -50,6 +52,8 @@ _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
 _ACCEPT = (b"accept", b"*/*")
 _HAVE_BODIES = frozenset({"PATCH", "POST", "PUT"})
+_OF_ONE_ROLLOUT = {name: name.encode() for name in (ATTEMPT_HEADER, ROLLOUT_HEADER)}
+"""Headers of ours that hardly ever have the same value again."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _TYPE_OF_TEXT = b"text/plain; charset=utf-8"
 _TYPE_OF_BYTES = b"application/octet-stream"
@@ -204,9 +208,13 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
 
     Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
     """
-    pairs = given.items() if hasattr(given, "items") else given
+    pairs = tuple(given.items() if hasattr(given, "items") else given)
+    own: tuple[tuple[bytes, bytes], ...] = ()
+    if not _OF_ONE_ROLLOUT.keys().isdisjoint(given):
+        own = tuple((_OF_ONE_ROLLOUT[name], str(value).encode()) for name, value in pairs if name in _OF_ONE_ROLLOUT)
+        pairs = tuple(pair for pair in pairs if pair[0] not in _OF_ONE_ROLLOUT)
     has_body = data is not None or method in _HAVE_BODIES
-    headers = [*_fixed_headers(tuple(pairs), base_url, has_body, isinstance(data, str))]
+    headers = [*_fixed_headers(pairs, base_url, has_body, isinstance(data, str)), *own]
     if body or method not in ("GET", "HEAD", "OPTIONS", "TRACE"):
         headers.append((b"content-length", b"%d" % len(body)))
     return headers

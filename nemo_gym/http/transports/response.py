@@ -33,7 +33,7 @@ def bounded_cache(
 ) -> "Callable[[Callable[..., _Result]], _lru_cache_wrapper[_Result]]":
     """An `lru_cache` that is emptied before its keys are longer than so many characters in all.
 
-    Looking something up costs what it costs there; only what is new is measured.
+    Looking something up costs what it costs there; only what is new is measured. An only argument has a length.
     """
 
     def decorate(function: Callable[..., _Result]) -> "_lru_cache_wrapper[_Result]":
@@ -42,7 +42,7 @@ def bounded_cache(
         @lru_cache(max_entries)
         def look_up(*args: Any) -> _Result:
             nonlocal kept
-            length = len(repr(args))
+            length = len(args[0] if len(args) == 1 else repr(args))
             kept += length
             if kept > most_characters:
                 look_up.cache_clear()
