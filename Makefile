@@ -3,12 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 RAY_VENV := .venv-ray
 MLFLOW_VENV := .venv-mlflow
+PEERS_VENV := .venv-peers
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
 RL_VENV := .venv-rl
 TORCH   := torch==2.13.0
 RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6'
+# What `make bench-peers` compares with, each in an environment of its own below .venv-peers, named like its target here.
+PEERS := inspect_ai verifiers verifiers_tool_env
+PEER_inspect_ai := inspect_ai==0.3.285 openai==3.49.0
+PEER_verifiers := verifiers==0.4.0 uv==0.13.7
+PEER_verifiers_tool_env := verifiers==0.3.1
 RAY_TOOLS := 'pytest>=8.3' 'psutil>=6'
 # The versions that were tested together; `make constraints` renews them.
 PINNED := --constraint constraints.txt
@@ -26,7 +32,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-again test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench chaos chaos-short \
+.PHONY: help install dev quickstart test test-again test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench bench-peers chaos chaos-short \
 	constraints clean
 
 help: ## this list
@@ -157,6 +163,16 @@ bench: dev ## ratios of what we cost to what the work itself costs
 	$(BIN)/python -m pytest -q -s tests/perf
 	$(BIN)/python -m tests.perf.side_by_side
 
+$(PEERS:%=$(PEERS_VENV)/%/.installed): $(PEERS_VENV)/%/.installed: Makefile
+	@test -x $(PEERS_VENV)/$*/bin/python || $(PYTHON) -m venv $(PEERS_VENV)/$*
+	@echo '*' > $(PEERS_VENV)/.gitignore
+	@echo "installing $(PEER_$*) into $(PEERS_VENV)/$* ..."
+	@$(PEERS_VENV)/$*/bin/python -m pip install -qq --disable-pip-version-check $(PEER_$*)
+	@touch $@
+
+bench-peers: dev $(PEERS:%=$(PEERS_VENV)/%/.installed) ## what a rollout costs us and what it costs others, in turn; needs Linux
+	$(BIN)/python -m tests.perf.peers
+
 chaos: dev ## faults, hanging servers, load, bad input: every promise put to the test; CHAOS_SEED=7 repeats a run
 	$(BIN)/python -m tests.chaos $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --docs --json results/chaos.json
 	$(PYTEST) --dist load tests/fuzz --fuzz-examples 30 $(if $(CHAOS_SEED),--fuzz-seed $(CHAOS_SEED))
@@ -170,4 +186,4 @@ constraints: ## renew constraints.txt: the newest versions that fit together, fo
 		--no-header --no-annotate pyproject.toml --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) $(RL_VENV) $(RAY_VENV) $(MLFLOW_VENV) dist build
+	rm -rf $(VENV) $(RL_VENV) $(RAY_VENV) $(MLFLOW_VENV) $(PEERS_VENV) dist build

@@ -7,6 +7,7 @@ its port, listens on loopback until its standard input closes, and serves any nu
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import cast
 
 import orjson
@@ -16,7 +17,8 @@ CITY = "Reykjavik"
 TOOL_OUTPUT = b'"function_call_output"'
 
 
-def _response(output: list[dict[str, object]], answer: int) -> bytes:
+def response(output: list[dict[str, object]], answer: int) -> bytes:
+    """A body of `/v1/responses` with these items."""
     body = {
         "id": f"resp_{answer:032d}",
         "created_at": 1_760_000_000.0,
@@ -65,7 +67,7 @@ def _response(output: list[dict[str, object]], answer: int) -> bytes:
     return orjson.dumps(body)
 
 
-CALL = _response(
+CALL = response(
     [
         {
             "type": "function_call",
@@ -84,22 +86,22 @@ def message(length: int = 0) -> bytes:
     """The final answer, with as many characters more as a large rollout is to have."""
     text = f"The weather in {CITY} is cold: yes, take gloves." + "x" * length
     content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": text}]
-    return _response(
+    return response(
         [{"type": "message", "id": "msg_0001", "role": "assistant", "status": "completed", "content": content}], 2
     )
 
 
-def _with_head(body: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+def with_head(body: bytes, content_type: bytes = b"application/json") -> bytes:
+    """The body as a whole HTTP response."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (content_type, len(body))
     return head + body
 
 
 class Connection(asyncio.Protocol):
     """One keep-alive connection; requests on it come one after another."""
 
-    def __init__(self, delay_s: float, call: bytes, answer: bytes) -> None:
+    def __init__(self, delay_s: float, answer: Callable[[bytes], bytes]) -> None:
         self._delay_s = delay_s
-        self._call = call
         self._answer = answer
         self._received = b""
         self._needed = 0
@@ -120,7 +122,7 @@ class Connection(asyncio.Protocol):
             self._needed = end + 4 + (int(length.partition(b"\r\n")[0]) if found else 0)
         if len(self._received) < self._needed:
             return
-        answer = self._answer if TOOL_OUTPUT in self._received else self._call
+        answer = self._answer(self._received)
         self._received, self._needed = b"", 0
         if self._delay_s:
             asyncio.get_running_loop().call_later(self._delay_s, self._write, answer)
@@ -134,9 +136,13 @@ class Connection(asyncio.Protocol):
 
 async def serve(delay_s: float, extra_bytes: int) -> None:
     """Listen until standard input closes."""
-    call, answer = _with_head(CALL), _with_head(message(extra_bytes))
+    call, last = with_head(CALL), with_head(message(extra_bytes))
+
+    def answer(request: bytes) -> bytes:
+        return last if TOOL_OUTPUT in request else call
+
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(delay_s, call, answer), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: Connection(delay_s, answer), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await loop.run_in_executor(None, sys.stdin.read)
