@@ -27,7 +27,7 @@ from nemo_gym.dialects.chat import (
     too_long_response,
     with_reasoning_in_text,
 )
-from nemo_gym.dialects.to_chat import only_text, plain_text, tags_as_fields, taken_apart
+from nemo_gym.dialects.to_chat import PROMPT_DIGEST, only_text, plain_text, tags_as_fields, taken_apart
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -41,6 +41,7 @@ from nemo_gym.openai_utils import (
 __all__ = [
     "CHAT_TEMPLATE_KWARGS",
     "EXTRA_BODY",
+    "PROMPT_DIGEST",
     "ResponsesConverter",
     "ResponsesConverterState",
     "SplitItems",

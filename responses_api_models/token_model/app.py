@@ -22,7 +22,6 @@ from nemo_gym.base_responses_api_model import (
     errors_explained,
     validated_answer,
 )
-from nemo_gym.dialects.to_chat import PROMPT_DIGEST
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -33,6 +32,7 @@ from nemo_gym.openai_utils import (
 from nemo_gym.responses_converter import (
     CHAT_TEMPLATE_KWARGS,
     EXTRA_BODY,
+    PROMPT_DIGEST,
     ResponsesConverter,
     UnusableRequestError,
     empty_completion,

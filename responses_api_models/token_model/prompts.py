@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nemo_gym.dialects.to_chat import PROMPT_DIGEST
+from nemo_gym.responses_converter import PROMPT_DIGEST
 from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
 from responses_api_models.vllm_model.completions import template_renderer
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.config_types import ConfigError
-from nemo_gym.dialects.to_chat import PROMPT_DIGEST
-from nemo_gym.responses_converter import UnusableRequestError
+from nemo_gym.responses_converter import PROMPT_DIGEST, UnusableRequestError
 from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
 from responses_api_models.token_model.prompts import Prompt, PromptBuilder
 from responses_api_models.token_model.tests.stand_in import (
