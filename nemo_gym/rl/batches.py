@@ -8,7 +8,7 @@ Arrays are tensors where torch is installed and `as_numpy` is not asked for. A l
 policy generated and to no others: `loss_mask` is 1 there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -36,8 +36,9 @@ class _Sequence:
     """One completion, its messages put together."""
 
     ids: "np.ndarray[Any, np.dtype[np.int64]]"
-    is_generated: "np.ndarray[Any, np.dtype[np.bool_]]"
+    is_trained: "np.ndarray[Any, np.dtype[np.bool_]]"
     logprobs: "np.ndarray[Any, np.dtype[np.float32]]"
+    token_versions: "np.ndarray[Any, np.dtype[np.int64]]"
     turn_ends: list[int]
     """Where the generations of its turns end, as positions after their last tokens."""
     completion: Completion
@@ -63,9 +64,12 @@ def collate(
     | `loss_mask`, `logprobs` | [B, L] | 1 for tokens the policy generated, and their log-probs; 0 elsewhere |
     | `turn_rewards` | [B, L] | the reward of a turn at its last generated token; 0 elsewhere |
     | `advantages`, `rewards` | [B] | |
-    | `weight_versions` | [B, 2] | of groups from a buffer: first and last; -1 where it is not known |
+    | `weight_versions` | [B, 2] | the oldest and the newest of its turns, else those of its group; -1: not known |
+    | `token_versions` | [B, L] | those of the single tokens that the policy generated; -1 elsewhere |
     | `lengths`, `group_index`, `prompt_idx`, `truncated` | [B] | |
     | `truncation_reasons` | list of B | why a completion was cut off; None where it was not |
+
+    Tokens that a `token_loss_mask` of their message leaves out have a log-prob and no loss.
 
     Raises:
         TooLongError: a completion does not fit into `pad_to`.
@@ -86,13 +90,15 @@ def collate(
         "loss_mask": np.zeros(shape, np.float32),
         "logprobs": np.zeros(shape, np.float32),
         "turn_rewards": np.zeros(shape, np.float32),
+        "token_versions": np.full(shape, UNKNOWN_VERSION, np.int64),
     }
     for row, each in enumerate(sequences):
         length = len(each.ids)
         batch["input_ids"][row, :length] = each.ids
         batch["attention_mask"][row, :length] = 1
-        batch["loss_mask"][row, :length] = each.is_generated
+        batch["loss_mask"][row, :length] = each.is_trained
         batch["logprobs"][row, :length] = each.logprobs
+        batch["token_versions"][row, :length] = each.token_versions
         _add_turn_rewards(batch["turn_rewards"][row], each)
     return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
 
@@ -114,9 +120,10 @@ def collate_packed(
         "input_ids": np.concatenate([each.ids for each in sequences]),
         "position_ids": np.concatenate([np.arange(length) for length in lengths]),
         "cu_seqlens": starts,
-        "loss_mask": np.concatenate([each.is_generated for each in sequences]).astype(np.float32),
+        "loss_mask": np.concatenate([each.is_trained for each in sequences]).astype(np.float32),
         "logprobs": np.concatenate([each.logprobs for each in sequences]),
         "turn_rewards": turn_rewards,
+        "token_versions": np.concatenate([each.token_versions for each in sequences]),
     }
     return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
 
@@ -192,28 +199,43 @@ def _sequences(groups: Sequence[Group], advantages: Advantages) -> list[_Sequenc
 def _sequence(
     completion: Completion, advantage: float, group: int, prompt_idx: int, versions: tuple[int, int]
 ) -> _Sequence:
-    ids, is_generated, logprobs, ends = [], [], [], []
+    ids, is_trained, logprobs, token_versions, ends = [], [], [], [], []
     length = 0
     for message in completion.message_log:
         tokens = _array(message["token_ids"]).astype(np.int64)
         given = message.get("generation_logprobs")
         length += len(tokens)
         ids.append(tokens)
-        is_generated.append(np.full(len(tokens), message["role"] == "assistant"))
+        mask = message.get("token_loss_mask")
+        is_generated = message["role"] == "assistant"
+        is_trained.append(np.full(len(tokens), is_generated) if mask is None else _array(mask).astype(np.bool_))
+        token_versions.append(_token_versions(message, len(tokens), versions[0] if is_generated else None))
         logprobs.append(np.zeros(len(tokens), np.float32) if given is None else _array(given).astype(np.float32))
-        if message["role"] == "assistant":
+        if is_generated:
             ends.append(length)
     return _Sequence(
         np.concatenate(ids),
-        np.concatenate(is_generated),
+        np.concatenate(is_trained),
         np.concatenate(logprobs),
+        np.concatenate(token_versions),
         ends,
         completion,
         advantage,
         group,
         prompt_idx,
-        versions,
+        completion.weight_versions or versions,
     )
+
+
+def _token_versions(
+    message: Mapping[str, Any], tokens: int, of_group: int | None
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """With which weights each token of a message was generated; where these changed unnoticed, the older ones."""
+    if of_group is None:
+        return np.full(tokens, UNKNOWN_VERSION, np.int64)
+    start = next((it for it in message.get("weight_versions") or () if it is not None), of_group)
+    segments = message.get("weight_segments") or [[start, tokens]]
+    return np.repeat([version for version, _ in segments], [count for _, count in segments]).astype(np.int64)
 
 
 def _add_turn_rewards(row: "np.ndarray[Any, np.dtype[np.float32]]", sequence: _Sequence) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError, NonContiguousTokensError
 from nemo_gym.rl.interfaces import Message, MessageLog
 from nemo_gym.rl.tensors import as_list, with_tensors
+from nemo_gym.schemas.wire import WEIGHT_FIELDS
 
 _SHOWN_BEFORE = 4
 _SHOWN_AFTER = 6
@@ -124,7 +125,7 @@ def build_message_log(
             raise NonContiguousTokensError(describe_drift(turn, message_log, seen, prompt, tokenizer))
         flags = flags_of(item, patterns, tags)
         message_log.append({"role": "user", "content": "", "token_ids": prompt[len(seen) :]})
-        message_log.append(_generated(generation, log_probs, flags))
+        message_log.append(_generated(generation, log_probs, {**flags, **_weights(item)}))
         prompts.append(prompt)
         seen = prompt + generation
     _add_texts(items, prompts, message_log, tokenizer)
@@ -157,7 +158,12 @@ def _take_tokens(item: dict[str, Any]) -> tuple[list[int], list[int], list[float
     return prompt, generation, [math.nan if value is None else value for value in log_probs]
 
 
-def _generated(token_ids: list[int], log_probs: list[float], flags: dict[str, bool]) -> Message:
+def _weights(item: dict[str, Any]) -> dict[str, Any]:
+    """Which weights generated the item, as far as the model server told."""
+    return {key: item[key] for key in WEIGHT_FIELDS if item.get(key) is not None}
+
+
+def _generated(token_ids: list[int], log_probs: list[float], flags: dict[str, Any]) -> Message:
     return {"role": "assistant", "content": "", "token_ids": token_ids, "generation_logprobs": log_probs, **flags}
 
 
