@@ -44,6 +44,8 @@ _EXPORTS = {
     "importance_weights": "batches",
     "mismatch_metrics": "batches",
     "StalenessPolicy": "batches",
+    "TokenSequence": "batches",
+    "token_sequence": "batches",
     "BatchCollector": "curriculum",
     "CurriculumSampler": "curriculum",
     "drop_zero_variance": "curriculum",

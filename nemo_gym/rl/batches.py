@@ -2,6 +2,7 @@
 
     batch = collate(groups, pad_to=4096)         # one row per completion
     batch = collate_packed(groups)               # all completions one after another, for attention without padding
+    prompt_ids, response_ids, mask, logprobs = token_sequence(completion)    # lists, for trainers that batch themselves
     weights = importance_weights(new, batch["logprobs"], batch["loss_mask"], cap=2.0)
 
 Arrays are tensors where torch is installed and `as_numpy` is not asked for. A loss belongs to the tokens that the
@@ -11,7 +12,7 @@ policy generated and to no others: `loss_mask` is 1 there.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -126,6 +127,34 @@ def collate_packed(
         "token_versions": np.concatenate([each.token_versions for each in sequences]),
     }
     return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
+
+
+class TokenSequence(NamedTuple):
+    """A completion as other trainers take it: a prompt, and all that followed."""
+
+    prompt_ids: list[int]
+    """Everything before the first token that the policy generated."""
+    response_ids: list[int]
+    response_mask: list[int]
+    """1 for tokens of the policy, 0 for those of the environment, and for those that are not to be trained on."""
+    response_logprobs: list[float]
+    """Of the policy's tokens; 0 elsewhere."""
+
+
+def token_sequence(completion: Completion) -> TokenSequence:
+    """The tokens of a completion in lists; tokens of the environment after the policy's last ones are left out."""
+    log = completion.message_log
+    turns = [place for place, message in enumerate(log) if message["role"] == "assistant"]
+    first, end = (turns[0], turns[-1] + 1) if turns else (len(log), len(log))
+    response_ids, mask, logprobs = list[int](), list[int](), list[float]()
+    for message in log[first:end]:
+        ids = as_list(message["token_ids"])
+        is_generated, trained = message["role"] == "assistant", message.get("token_loss_mask")
+        response_ids += ids
+        mask += [int(is_generated)] * len(ids) if trained is None else map(int, as_list(trained))
+        logprobs += as_list(message["generation_logprobs"]) if "generation_logprobs" in message else [0.0] * len(ids)
+    prompt_ids = [token for message in log[:first] for token in as_list(message["token_ids"])]
+    return TokenSequence(prompt_ids, response_ids, mask, logprobs)
 
 
 def importance_weights(new_logprobs: Any, old_logprobs: Any, loss_mask: Any, *, cap: float | None = None) -> Any:
