@@ -1,8 +1,8 @@
 """Pauses by the servers' path: the model server stops, keeps the tokens of the endpoint, and goes on from them."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -22,11 +22,13 @@ from nemo_gym.rl.rollout_manager import RolloutManager, RolloutTimeouts
 from nemo_gym.server_utils import ServerClient
 from responses_api_models.vllm_model.app import VLLMModel
 from responses_api_models.vllm_model.config import VLLMModelConfig
+from tests.rl.conftest import served
 
 EXAMPLES = PARENT_DIR / "docs" / "examples"
 PROMPT = [101, 102, 103]
 ENDS_AFTER = 6
 GROUP_SIZE = 3
+ABORTABLE: dict[str, Any] = {"abort_path": "/abort_all", "resume_path": "/go_on"}
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
 
@@ -34,6 +36,10 @@ class Engine:
     """An endpoint whose tokens are its version; it stops after two of them until told to abort, or to go on."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As new."""
         self.version = 0
         self.is_slow = True
         self.tells_version = False
@@ -110,31 +116,27 @@ def text_of(tokens: list[int]) -> str:
     return "".join(chr(ord("a") + token - 10) for token in tokens)
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
+class Runs:
+    """Real servers in front of an engine, one run for each way to set the model server up."""
 
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._gyms: dict[str, tuple[Engine, NemoGym]] = {}
 
-@pytest.fixture
-def start(engine: Engine, serve: Callable[[FastAPI], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A manager of real servers in front of the engine; settings of the model server may be given."""
-    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", os.pathsep.join([str(EXAMPLES)]))
-    gyms: list[NemoGym] = []
-
-    def begin(tokenizer: Any, *, mask_interrupted: bool = False, **settings: Any) -> RolloutManager:
-        config = yaml.safe_load(
-            (EXAMPLES / "resources_servers/tiny_arithmetic/configs/tiny_arithmetic.yaml").read_text()
-        )
-        config["policy_model"]["responses_api_models"]["vllm_model"] |= settings
-        url = f"http://127.0.0.1:{serve(engine.app())}/v1"
-        cfg: Any = {"model_name": "m", "base_urls": [url], "initial_global_config_dict": config}
-        gyms.append(NemoGym(cfg))
-        gyms[-1].start()
+    def manager(
+        self, tokenizer: Any, *, mask_interrupted: bool = False, **settings: Any
+    ) -> tuple[RolloutManager, Engine]:
+        """A manager of a run with these settings of the model server, and its engine, as new."""
+        key = repr(settings)
+        if key not in self._gyms:
+            self._gyms[key] = self._started(settings)
+        engine, gym = self._gyms[key]
+        engine.reset()
         how: Any = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": 20}
         how |= {"stop_strings": None, "stop_token_ids": None}
-        return RolloutManager(
+        manager = RolloutManager(
             tokenizer,
-            {"nemo_gym": gyms[-1]},
+            {"nemo_gym": gym},
             GROUP_SIZE,
             4096,
             generation_config=how,
@@ -142,10 +144,24 @@ def start(engine: Engine, serve: Callable[[FastAPI], int], monkeypatch: pytest.M
             mask_interrupted=mask_interrupted,
             timeouts=RolloutTimeouts(rollout_s=120),
         )
+        return manager, engine
 
-    yield begin
-    for gym in gyms:
-        gym.shutdown()
+    def _started(self, settings: dict[str, Any]) -> tuple[Engine, NemoGym]:
+        engine = Engine()
+        url = f"http://127.0.0.1:{self._stack.enter_context(served(engine.app()))}/v1"
+        config = yaml.safe_load(
+            (EXAMPLES / "resources_servers/tiny_arithmetic/configs/tiny_arithmetic.yaml").read_text()
+        )
+        config["policy_model"]["responses_api_models"]["vllm_model"] |= settings
+        cfg: Any = {"model_name": "m", "base_urls": [url], "initial_global_config_dict": config}
+        return engine, self._stack.enter_context(NemoGym(cfg))
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("NEMO_GYM_EXTRA_ROOTS", str(EXAMPLES))
+        yield Runs(stack)
 
 
 def sample(**params: Any) -> DatumSpec:
@@ -176,10 +192,8 @@ def said(completion: Completion) -> tuple[list[int], list[float]]:
     return [int(token) for token in message["token_ids"]], [float(it) for it in message["generation_logprobs"]]
 
 
-def test_the_endpoint_is_told_to_end_and_goes_on_from_its_own_tokens(
-    engine: Engine, start: Any, tokenizer: Any
-) -> None:
-    manager = start(tokenizer, abort_path="/abort_all", resume_path="/go_on", mask_interrupted=True)
+def test_the_endpoint_is_told_to_end_and_goes_on_from_its_own_tokens(runs: Runs, tokenizer: Any) -> None:
+    manager, engine = runs.manager(tokenizer, mask_interrupted=True, **ABORTABLE)
 
     record = asyncio.run(interrupted(manager, engine, sample()))
 
@@ -201,19 +215,21 @@ def test_the_endpoint_is_told_to_end_and_goes_on_from_its_own_tokens(
     assert batch["loss_mask"][0].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_a_trainer_may_abort_the_engine_itself(engine: Engine, start: Any, tokenizer: Any) -> None:
+def test_a_trainer_may_abort_the_engine_itself(runs: Runs, tokenizer: Any) -> None:
+    manager, engine = runs.manager(tokenizer)
+
     async def abort() -> None:
         engine.abort_from_outside()
 
-    record = asyncio.run(interrupted(start(tokenizer), engine, sample(), abort))
+    record = asyncio.run(interrupted(manager, engine, sample(), abort))
 
     assert said(record.completions[0])[0] == [10, 10, 11, 11, 11, 11]
 
 
 @pytest.mark.parametrize("tools", [False, True])
-def test_what_cannot_be_gone_on_from_is_generated_anew(engine: Engine, start: Any, tokenizer: Any, tools: bool) -> None:
+def test_what_cannot_be_gone_on_from_is_generated_anew(runs: Runs, tokenizer: Any, tools: bool) -> None:
     """Without a way to abort the engine the calls are cancelled; with tools the endpoint has to find the calls."""
-    manager = start(tokenizer, **({"abort_path": "/abort_all"} if tools else {}))
+    manager, engine = runs.manager(tokenizer, **(ABORTABLE if tools else {}))
 
     record = asyncio.run(interrupted(manager, engine, sample(tools=[TOOL]) if tools else sample()))
 
@@ -223,26 +239,35 @@ def test_what_cannot_be_gone_on_from_is_generated_anew(engine: Engine, start: An
         assert completion.weight_versions == (1, 1)
 
 
-def test_what_the_endpoint_tells_about_its_weights_counts(engine: Engine, start: Any, tokenizer: Any) -> None:
+def test_what_the_endpoint_tells_about_its_weights_counts(runs: Runs, tokenizer: Any) -> None:
+    manager, engine = runs.manager(tokenizer)
     engine.is_slow, engine.tells_version, engine.version = False, True, 5
 
-    record = asyncio.run(start(tokenizer).run_rollout(sample()))
+    record = asyncio.run(manager.run_rollout(sample()))
 
     assert record.completions[0].message_log[1]["weight_versions"] == [5, 5]
 
 
-def test_without_a_word_about_weights_those_of_the_manager_count(engine: Engine, start: Any, tokenizer: Any) -> None:
-    engine.is_slow = False
-    manager = start(tokenizer)
+def test_without_a_word_about_weights_those_of_the_manager_count(
+    attached: Callable[..., NemoGym], rows: Any, result_of: Any, tokenizer: Any
+) -> None:
+    async def answer(row: dict[str, Any]) -> Any:
+        manager.set_weight_version(4)  # while the rollout is under way
+        return result_of(row)
+
+    how: Any = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": 20}
+    how |= {"stop_strings": None, "stop_token_ids": None}
+    gym = attached(answer)
+    manager = RolloutManager(tokenizer, {"nemo_gym": gym}, 2, 99, generation_config=how, use_nemo_gym=True)
     manager.set_weight_version(3)
 
-    record = asyncio.run(manager.run_rollout(sample()))
+    record = asyncio.run(manager.run_rollout({"idx": 0, "message_log": [], "extra_env_info": rows(1)[0]}))
 
-    assert [completion.weight_versions for completion in record.completions] == [(3, 3)] * GROUP_SIZE
+    assert [completion.weight_versions for completion in record.completions] == [(3, 4)] * 2
 
 
-def test_a_run_without_a_model_server_that_can_be_paused_says_so(engine: Engine, start: Any, tokenizer: Any) -> None:
-    manager = start(tokenizer, return_token_id_information=False)
+def test_a_run_without_a_model_server_that_can_be_paused_says_so(runs: Runs, tokenizer: Any) -> None:
+    manager, _ = runs.manager(tokenizer, return_token_id_information=False)
 
     with pytest.raises(ConfigError, match=r"no model server of this run can be paused .there is policy_model.; a vllm"):
         asyncio.run(manager.pause())
