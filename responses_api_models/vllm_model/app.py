@@ -23,13 +23,15 @@ from fastapi.responses import PlainTextResponse
 from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_model import (
+    PAUSE_PATH,
+    RESUME_PATH,
     Endpoint,
     EndpointSettings,
+    GenerationGate,
     SimpleResponsesAPIModel,
     errors_explained,
     validated_answer,
 )
-from nemo_gym.http.generation_gate import PAUSE_PATH, RESUME_PATH, GenerationGate
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,

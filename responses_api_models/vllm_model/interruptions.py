@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from nemo_gym.http.generation_gate import GenerationGate, GenerationInterrupted
+from nemo_gym.base_responses_api_model import GenerationGate, GenerationInterrupted
 from nemo_gym.openai_utils import REQUIRED_TOKEN_FIELDS
 from responses_api_models.vllm_model.completions import PlainCompletions
 
