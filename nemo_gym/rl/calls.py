@@ -14,7 +14,7 @@ import contextvars
 import inspect
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -153,6 +153,16 @@ async def deadline(
     finally:
         if watching is not None:
             watching.forget(limit)
+
+
+def within(seconds: float | None, work: Coroutine[Any, Any, T], expired: Callable[[], Exception]) -> Awaitable[T]:
+    """`work`, with a deadline if there is one; without one it costs nothing."""
+    return work if seconds is None else _within(seconds, work, expired)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T], expired: Callable[[], Exception]) -> T:
+    async with deadline(seconds, expired):
+        return await work
 
 
 def _has_failed(task: asyncio.Future[Any]) -> bool:

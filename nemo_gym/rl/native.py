@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_gym.http.generation_gate import Abort, GenerationGate, GenerationInterrupted
-from nemo_gym.rl.calls import call, deadline, gather_or_cancel
+from nemo_gym.rl.calls import call, gather_or_cancel, within
 from nemo_gym.rl.failures import (
     FailureClass,
     GenerationUnavailable,
@@ -293,8 +293,10 @@ class AsyncRolloutImpl:
         while True:
             if self.gate.is_shut:
                 await self.gate.opened()
-            async with deadline(seconds, lambda: _took_too_long("a generation", "generation_s", seconds, place)):
-                message, _, facts = await self._generate_response(log + parts, trajectory.stop_strings, parts)
+            answer = self._generate_response(log + parts if parts else log, trajectory.stop_strings, parts)
+            message, _, facts = await within(
+                seconds, answer, lambda: _took_too_long("a generation", "generation_s", seconds, place)
+            )
             if not facts["aborted"]:
                 break
             if len(message["token_ids"]):
@@ -383,8 +385,8 @@ class AsyncRolloutImpl:
         conversation = [{key: message[key] for key in ("role", "content")} for message in trajectory.message_log]
         seconds = self.timeouts.env_s
         try:
-            async with deadline(seconds, lambda: _took_too_long("an environment step", "env_s", seconds, place)):
-                step = await call(self.task_to_env[task_name].step, [conversation], [trajectory.env_info])
+            answer = call(self.task_to_env[task_name].step, [conversation], [trajectory.env_info])
+            step = await within(seconds, answer, lambda: _took_too_long("an environment step", "env_s", seconds, place))
         except RolloutFailure:
             raise
         except Exception as error:
