@@ -24,6 +24,7 @@ __all__ = [
     "GenerationDatumSpec",
     "GenerationInterface",
     "GenerationOutputSpec",
+    "GroupBuffer",
     "Message",
     "MessageLog",
     "PromptGroupRecord",
@@ -219,3 +220,18 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(self, conversation: Any, *, tokenize: bool = ...) -> Any:
         """The prompt a conversation makes."""
+
+
+class GroupBuffer(Protocol):
+    """Where groups go that are made for a trainer."""
+
+    def reserve(self, *, weight_version: int, target_step: int | None) -> Any:
+        """Room for a group; the id to commit it under."""
+
+    async def commit(
+        self, group_id: Any, record: PromptGroupRecord, *, start_weight_version: int, end_weight_version: int
+    ) -> None:
+        """Put a group where it was reserved."""
+
+    async def remove_group(self, group_id: Any) -> None:
+        """Give back the room of a group that could not be made."""

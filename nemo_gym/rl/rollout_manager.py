@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy, deepcopy
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from nemo_gym.http.generation_gate import DEFAULT_GRACE_S, Abort, GenerationGate
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
@@ -38,6 +38,7 @@ from nemo_gym.rl.interfaces import (
     DatumSpec,
     GenerationConfig,
     GenerationInterface,
+    GroupBuffer,
     MessageLog,
     PromptGroupRecord,
     RolloutOverrides,
@@ -74,6 +75,7 @@ class AsyncNemoGymRolloutImpl:
         reward_weights: Mapping[str, float] | None = None,
         gate: GenerationGate | None = None,
         mask_interrupted: bool = False,
+        mask_env_flagged_samples: bool = True,
         **kwargs: Any,
     ) -> None:
         """`task_to_env["nemo_gym"]` is a `NemoGym`, or the handle of one; `kwargs` is what the other path needs."""
@@ -88,6 +90,7 @@ class AsyncNemoGymRolloutImpl:
         self.reward_weights = reward_weights
         self.gate = gate or GenerationGate(0)
         self.mask_interrupted = mask_interrupted
+        self.mask_env_flagged_samples = mask_env_flagged_samples
         self.overrides = RolloutOverrides()
         self._validate_init_params()
 
@@ -207,6 +210,8 @@ class AsyncNemoGymRolloutImpl:
         if has_nan(message_log):
             raise RolloutDataFailure("a completion has NaN log-probs; look for overflow in the policy's logits")
         full_result = result["full_result"]
+        if not self.mask_env_flagged_samples and isinstance(full_result.get("instance_config"), dict):
+            full_result["instance_config"].pop("mask_sample", None)
         if self.mask_interrupted:
             mask_older_parts(message_log)
         reason = _why_incomplete(full_result)
@@ -265,21 +270,6 @@ __all__ = [
 ]
 
 
-class GroupBuffer(Protocol):
-    """Where groups go that are made for a trainer."""
-
-    def reserve(self, *, weight_version: int, target_step: int | None) -> Any:
-        """Room for a group; the id to commit it under."""
-
-    async def commit(
-        self, group_id: Any, record: PromptGroupRecord, *, start_weight_version: int, end_weight_version: int
-    ) -> None:
-        """Put a group where it was reserved."""
-
-    async def remove_group(self, group_id: Any) -> None:
-        """Give back the room of a group that could not be made."""
-
-
 async def _give_place_back(buffer: GroupBuffer, group_id: Any) -> None:
     try:
         await buffer.remove_group(group_id)
@@ -306,12 +296,14 @@ class RolloutManager:
         retry_policy: RolloutRetryPolicy | None = None,
         reward_weights: Mapping[str, float] | None = None,
         mask_interrupted: bool = False,
+        mask_env_flagged_samples: bool = True,
     ) -> None:
         """`retry_policy` says how often a failed group is tried again: not at all when it is None.
 
         `tq_buffer` is where `generate_and_push` puts groups; a `RolloutBuffer` will do. `reward_weights` is for
         environments with several rewards, by name: their weighted sum is the reward of a completion. With
-        `mask_interrupted`, what a turn said before the last pause in it is not to be trained on.
+        `mask_interrupted`, what a turn said before the last pause in it is not to be trained on. Without
+        `mask_env_flagged_samples`, an environment's mark `instance_config.mask_sample` is taken out of results.
         """
         assert num_generations_per_prompt >= 1, (
             f"num_generations_per_prompt must be >= 1, but is {num_generations_per_prompt}"
@@ -339,6 +331,7 @@ class RolloutManager:
             "reward_weights": reward_weights,
             "gate": self.gate,
             "mask_interrupted": mask_interrupted,
+            "mask_env_flagged_samples": mask_env_flagged_samples,
         }
         if not use_nemo_gym and max_rollout_turns is None:
             options["max_rollout_turns"] = UNLIMITED_TURNS
@@ -436,7 +429,7 @@ class RolloutManager:
 
     async def _push_one(
         self,
-        buffer: "GroupBuffer",
+        buffer: GroupBuffer,
         sample: DatumSpec,
         target_step: int | None,
         registry: MutableMapping[Any, tuple[asyncio.Task[Any] | None, int]] | None,
