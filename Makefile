@@ -9,7 +9,7 @@ UV     := $(shell command -v uv 2>/dev/null)
 
 RL_VENV := .venv-rl
 TORCH   := torch==2.13.0
-RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6'
+RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6' 'pyarrow>=23.0.1' 'trl>=1.16'
 # What `make bench-peers` compares with, each in an environment of its own below .venv-peers, named like its target here.
 PEERS := inspect_ai verifiers verifiers_tool_env
 PEER_inspect_ai := inspect_ai==0.3.285 openai==3.49.0
@@ -182,8 +182,8 @@ chaos-short: dev
 
 constraints: ## renew constraints.txt: the newest versions that fit together, for every extra, Python and platform
 	@test -n "$(UV)" || { echo "this needs uv: pip install uv"; exit 2; }
-	@echo '$(TORCH)' | $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --constraint - \
-		--no-header --no-annotate pyproject.toml --output-file constraints.txt
+	@printf '%s\n' '$(TORCH)' $(RL_TOOLS) | $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
+		--no-header --no-annotate pyproject.toml - --output-file constraints.txt
 
 clean:
 	rm -rf $(VENV) $(RL_VENV) $(RAY_VENV) $(MLFLOW_VENV) $(PEERS_VENV) dist build

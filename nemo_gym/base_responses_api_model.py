@@ -24,6 +24,7 @@ from starlette.types import Scope
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
+from nemo_gym.http.generation_gate import PAUSE_PATH, RESUME_PATH, GenerationGate, GenerationInterrupted
 from nemo_gym.http.model_answers import EndpointSettings, errors_explained, explained_error, validated_answer
 from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.pace_books import Books
@@ -46,6 +47,8 @@ from nemo_gym.servers.routes import json_answer, models_of, to_json
 from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
 
 __all__ = [
+    "PAUSE_PATH",
+    "RESUME_PATH",
     "BaseResponsesAPIModel",
     "BaseResponsesAPIModelConfig",
     "BaseRunServerInstanceConfig",
@@ -54,6 +57,8 @@ __all__ = [
     "Endpoint",
     "EndpointSettings",
     "FastAPI",
+    "GenerationGate",
+    "GenerationInterrupted",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionCreateParamsNonStreaming",
     "NeMoGymResponse",

@@ -47,6 +47,9 @@ ELSEWHERE = {
     "python tests/perf/simulate_scale.py": "minutes; tests/executors/test_simulation.py runs a part and reads the page",
     "ng_collect_rollouts +input_jsonl_fpath=hard.jsonl": "wants the servers of those tasks; tests/data/test_curate.py",
     "python docs/examples/tiny_grpo.py": "wants torch; tests/rl/test_tiny_grpo.py (make test-rl)",
+    "python docs/examples/async_grpo.py": "wants torch; tests/rl/test_bridges.py (make test-rl)",
+    "python docs/examples/trl_grpo.py": "wants torch and TRL; tests/rl/test_bridges.py (make test-rl)",
+    "python docs/examples/verl_agent_loop.py": "wants torch; tests/rl/test_bridges.py (make test-rl)",
 }
 """Commands, by their beginnings, that are not typed here."""
 WALKED_ELSEWHERE = {

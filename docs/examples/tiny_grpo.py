@@ -131,9 +131,14 @@ class Trainer:
 
     def update(self, groups: Iterable[PromptGroupRecord], progress: float) -> None:
         """Learn from the groups of one step; `progress` goes from 0 to 1 over the training."""
-        self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - progress / 2)
         batch = batch_of(groups)
-        for _ in range(UPDATES_PER_STEP if batch is not None else 0):
+        if batch is not None:
+            self.update_on(batch, progress)
+
+    def update_on(self, batch: "Batch", progress: float) -> None:
+        """The same, from a batch of completions."""
+        self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - progress / 2)
+        for _ in range(UPDATES_PER_STEP):
             self.optimizer.zero_grad()
             self._loss(batch).backward()
             self.optimizer.step()

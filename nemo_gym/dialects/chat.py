@@ -46,7 +46,7 @@ from nemo_gym.schemas.openai_responses import (
     NeMoGymResponseOutputTokensDetails,
     NeMoGymResponseUsage,
 )
-from nemo_gym.schemas.wire import TOKEN_FIELDS, carries_token_ids
+from nemo_gym.schemas.wire import TOKEN_FIELDS, WEIGHT_FIELDS, carries_token_ids
 
 NewId: TypeAlias = Callable[[str], str]
 """Makes an id with the given prefix."""
@@ -195,7 +195,8 @@ def _call(call: Mapping[str, Any], new_id: NewId) -> NeMoGymResponseOutputItem:
 
 
 def _with_token_ids(item: NeMoGymResponseOutputItem, message: Mapping[str, Any]) -> NeMoGymResponseOutputItem:
-    token_fields = {name: message[name] for name in TOKEN_FIELDS if message.get(name) is not None}
+    names = (*TOKEN_FIELDS, *WEIGHT_FIELDS)
+    token_fields = {name: message[name] for name in names if message.get(name) is not None}
     trained: Any = training_variant_of(type(item)).model_validate({**dict(item), **token_fields})
     return trained  # type: ignore[no-any-return]
 

@@ -180,6 +180,10 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /generate`, which SGLang has beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}/generate", {"json": body})
 
+    async def post_beside(self, path: str) -> Any:
+        """`POST` without a body to a path beside `/v1`."""
+        return await self._call("POST", self._root.removesuffix("/v1") + path, {"json": {}})
+
     @cached_property
     def _headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({**self.default_headers, **self.auth_headers()})

@@ -2,16 +2,17 @@
 
     batch = collate(groups, pad_to=4096)         # one row per completion
     batch = collate_packed(groups)               # all completions one after another, for attention without padding
+    prompt_ids, response_ids, mask, logprobs = token_sequence(completion)    # lists, for trainers that batch themselves
     weights = importance_weights(new, batch["logprobs"], batch["loss_mask"], cap=2.0)
 
 Arrays are tensors where torch is installed and `as_numpy` is not asked for. A loss belongs to the tokens that the
 policy generated and to no others: `loss_mask` is 1 there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,8 +37,9 @@ class _Sequence:
     """One completion, its messages put together."""
 
     ids: "np.ndarray[Any, np.dtype[np.int64]]"
-    is_generated: "np.ndarray[Any, np.dtype[np.bool_]]"
+    is_trained: "np.ndarray[Any, np.dtype[np.bool_]]"
     logprobs: "np.ndarray[Any, np.dtype[np.float32]]"
+    token_versions: "np.ndarray[Any, np.dtype[np.int64]]"
     turn_ends: list[int]
     """Where the generations of its turns end, as positions after their last tokens."""
     completion: Completion
@@ -68,10 +70,13 @@ def collate(
     | `loss_mask`, `logprobs` | [B, L] | 1 for tokens the policy generated, and their log-probs; 0 elsewhere |
     | `turn_rewards` | [B, L] | the reward of a turn at its last generated token; 0 elsewhere |
     | `advantages`, `rewards` | [B] | |
-    | `weight_versions` | [B, 2] | of groups from a buffer: first and last; -1 where it is not known |
+    | `weight_versions` | [B, 2] | the oldest and the newest of its turns, else those of its group; -1: not known |
+    | `token_versions` | [B, L] | those of the single tokens that the policy generated; -1 elsewhere |
     | `lengths`, `group_index`, `prompt_idx`, `truncated` | [B] | |
     | `rollout_index`, `sample_mask` | [B] | the completion within its group; 0 where it is masked, else 1 |
     | `truncation_reasons` | list of B | why a completion was cut off; None where it was not |
+
+    Tokens that a `token_loss_mask` of their message leaves out have a log-prob and no loss.
 
     Raises:
         TooLongError: a completion does not fit into `pad_to`.
@@ -92,13 +97,15 @@ def collate(
         "loss_mask": np.zeros(shape, np.float32),
         "logprobs": np.zeros(shape, np.float32),
         "turn_rewards": np.zeros(shape, np.float32),
+        "token_versions": np.full(shape, UNKNOWN_VERSION, np.int64),
     }
     for row, each in enumerate(sequences):
         length = len(each.ids)
         batch["input_ids"][row, :length] = each.ids
         batch["attention_mask"][row, :length] = 1
-        batch["loss_mask"][row, :length] = each.is_generated
+        batch["loss_mask"][row, :length] = each.is_trained
         batch["logprobs"][row, :length] = each.logprobs
+        batch["token_versions"][row, :length] = each.token_versions
         _add_turn_rewards(batch["turn_rewards"][row], each)
     return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
 
@@ -120,11 +127,40 @@ def collate_packed(
         "input_ids": np.concatenate([each.ids for each in sequences]),
         "position_ids": np.concatenate([np.arange(length) for length in lengths]),
         "cu_seqlens": starts,
-        "loss_mask": np.concatenate([each.is_generated for each in sequences]).astype(np.float32),
+        "loss_mask": np.concatenate([each.is_trained for each in sequences]).astype(np.float32),
         "logprobs": np.concatenate([each.logprobs for each in sequences]),
         "turn_rewards": turn_rewards,
+        "token_versions": np.concatenate([each.token_versions for each in sequences]),
     }
     return _finished({**batch, **_per_sequence(sequences)}, as_numpy=as_numpy)
+
+
+class TokenSequence(NamedTuple):
+    """A completion as other trainers take it: a prompt, and all that followed."""
+
+    prompt_ids: list[int]
+    """Everything before the first token that the policy generated."""
+    response_ids: list[int]
+    response_mask: list[int]
+    """1 for tokens of the policy, 0 for those of the environment, and for those that are not to be trained on."""
+    response_logprobs: list[float]
+    """Of the policy's tokens; 0 elsewhere."""
+
+
+def token_sequence(completion: Completion) -> TokenSequence:
+    """The tokens of a completion in lists; tokens of the environment after the policy's last ones are left out."""
+    log = completion.message_log
+    turns = [place for place, message in enumerate(log) if message["role"] == "assistant"]
+    first, end = (turns[0], turns[-1] + 1) if turns else (len(log), len(log))
+    response_ids, mask, logprobs = list[int](), list[int](), list[float]()
+    for message in log[first:end]:
+        ids = as_list(message["token_ids"])
+        is_generated, trained = message["role"] == "assistant", message.get("token_loss_mask")
+        response_ids += ids
+        mask += [int(is_generated)] * len(ids) if trained is None else map(int, as_list(trained))
+        logprobs += as_list(message["generation_logprobs"]) if "generation_logprobs" in message else [0.0] * len(ids)
+    prompt_ids = [token for message in log[:first] for token in as_list(message["token_ids"])]
+    return TokenSequence(prompt_ids, response_ids, mask, logprobs)
 
 
 def importance_weights(new_logprobs: Any, old_logprobs: Any, loss_mask: Any, *, cap: float | None = None) -> Any:
@@ -199,28 +235,45 @@ def _sequences(groups: Sequence[Group], advantages: Advantages) -> list[_Sequenc
 def _sequence(
     log: MessageLog, completion: Completion, advantage: float, place: tuple[int, int, int], versions: tuple[int, int]
 ) -> _Sequence:
-    ids, is_generated, logprobs, ends = [], [], [], []
+    ids, is_trained, logprobs, token_versions, ends = [], [], [], [], []
     length = 0
     for message in log:
         tokens = _array(message["token_ids"]).astype(np.int64)
         given = message.get("generation_logprobs")
         length += len(tokens)
         ids.append(tokens)
-        is_trained = message["role"] == "assistant" and completion.mask_reason is None
-        is_generated.append(np.full(len(tokens), is_trained))
+        mask = message.get("token_loss_mask")
+        is_generated = message["role"] == "assistant"
+        if mask is None or completion.mask_reason is not None:
+            is_trained.append(np.full(len(tokens), is_generated and completion.mask_reason is None))
+        else:
+            is_trained.append(_array(mask).astype(np.bool_))
+        token_versions.append(_token_versions(message, len(tokens), versions[0] if is_generated else None))
         logprobs.append(np.zeros(len(tokens), np.float32) if given is None else _array(given).astype(np.float32))
-        if message["role"] == "assistant":
+        if is_generated:
             ends.append(length)
     return _Sequence(
         np.concatenate(ids),
-        np.concatenate(is_generated),
+        np.concatenate(is_trained),
         np.concatenate(logprobs),
+        np.concatenate(token_versions),
         ends,
         completion,
         advantage,
         *place,
-        versions,
+        completion.weight_versions or versions,
     )
+
+
+def _token_versions(
+    message: Mapping[str, Any], tokens: int, of_group: int | None
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """With which weights each token of a message was generated; where these changed unnoticed, the older ones."""
+    if of_group is None:
+        return np.full(tokens, UNKNOWN_VERSION, np.int64)
+    start = next((it for it in message.get("weight_versions") or () if it is not None), of_group)
+    segments = message.get("weight_segments") or [[start, tokens]]
+    return np.repeat([version for version, _ in segments], [count for _, count in segments]).astype(np.int64)
 
 
 def _add_turn_rewards(row: "np.ndarray[Any, np.dtype[np.float32]]", sequence: _Sequence) -> None:

@@ -35,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 _REWRITE_FROM_BYTES = 1 << 20
 """A smaller file is not worth rewriting for what is no longer needed in it."""
-_ARRAYS: "dict[str, np.dtype[Any]]" = {"token_ids": np.dtype("<i8"), "generation_logprobs": np.dtype("<f4")}
+_ARRAYS: "dict[str, np.dtype[Any]]" = {
+    "token_ids": np.dtype("<i8"),
+    "generation_logprobs": np.dtype("<f4"),
+    "token_loss_mask": np.dtype("u1"),
+}
 _ARRAY_KEY = "_array"
 
 

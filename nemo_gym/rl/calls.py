@@ -14,10 +14,12 @@ import contextvars
 import inspect
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
+
+from nemo_gym.http.generation_gate import GenerationGate
 
 _IDLE_FOR_S = 30.0
 T = TypeVar("T")
@@ -130,16 +132,37 @@ async def cancel_and_drain(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 @asynccontextmanager
-async def deadline(seconds: float | None, expired: Callable[[], Exception]) -> AsyncIterator[None]:
-    """Raise what `expired` makes when the block takes longer; a `TimeoutError` of the block itself passes through."""
+async def deadline(
+    seconds: float | None, expired: Callable[[], Exception], gate: GenerationGate | None = None
+) -> AsyncIterator[None]:
+    """Raise what `expired` makes when the block takes longer; a `TimeoutError` of the block itself passes through.
+
+    The time stands still while `gate` is shut.
+    """
     limit = asyncio.timeout(seconds)
+    watching = gate if seconds is not None else None
     try:
         async with limit:
+            if watching is not None:
+                watching.watch(limit)
             yield
     except TimeoutError as error:
         if limit.expired():
             raise expired() from error
         raise
+    finally:
+        if watching is not None:
+            watching.forget(limit)
+
+
+def within(seconds: float | None, work: Coroutine[Any, Any, T], expired: Callable[[], Exception]) -> Awaitable[T]:
+    """`work`, with a deadline if there is one; without one it costs nothing."""
+    return work if seconds is None else _within(seconds, work, expired)
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T], expired: Callable[[], Exception]) -> T:
+    async with deadline(seconds, expired):
+        return await work
 
 
 def _has_failed(task: asyncio.Future[Any]) -> bool:

@@ -14,10 +14,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import aiohttp
 from omegaconf import DictConfig, OmegaConf
 from pydantic import PrivateAttr
 from typing_extensions import TypedDict
@@ -26,8 +28,13 @@ from nemo_gym.collect.examples import run_examples
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict
+from nemo_gym.http.addresses import base_url
+from nemo_gym.http.client import with_token
+from nemo_gym.http.generation_gate import DEFAULT_GRACE_S, PAUSE_PATH, RESUME_PATH, GenerationGate
+from nemo_gym.http.request import raise_for_status, send, with_json_body
 from nemo_gym.keys import (
     HEAD_SERVER_KEY_NAME,
+    MODELS_TYPE,
     POLICY_API_KEY_KEY_NAME,
     POLICY_BASE_URL_KEY_NAME,
     POLICY_MODEL_NAME_KEY_NAME,
@@ -56,6 +63,7 @@ _CONNECTIONS_PER_HOST = 16_384
 _CONNECTIONS = 65_536
 _Outcome: TypeAlias = tuple[Row, Result | Exception]
 _POLL_EVERY_S = 1.0
+_PAUSES_WITHIN_S = 120.0
 
 
 class NemoGymConfig(TypedDict, total=False):
@@ -192,6 +200,7 @@ class NemoGym:
         self._collector: _Collector | None = None
         self._captured: CapturedTokens | None = None
         self._polled_s = 0.0
+        self._gate = GenerationGate()
         self._totals = {
             "rollout/gym_row_redispatch_total": 0.0,
             "rollout/lp_nan_retry_total": 0.0,
@@ -290,12 +299,40 @@ class NemoGym:
         limit_s = timeouts.rollout_s if timeouts is not None else None
         try:
             with timer.time("total"):
-                async with deadline(limit_s, lambda: dispatch.never_came_back(f"within rollout_s={limit_s:g} s")):
+                late = f"within rollout_s={limit_s or 0:g} s"
+                async with deadline(limit_s, lambda: dispatch.never_came_back(late), self._gate):
                     await self._run(dispatch, policy, timer, timer_prefix)
         finally:
             self._totals["rollout/gym_row_redispatch_total"] += dispatch.redispatches
             self._totals["rollout/lp_nan_retry_total"] += dispatch.nan_retries
         return dispatch.results(), _measured(timer, timer_prefix, dispatch)
+
+    async def shut_generation(self) -> None:
+        """Have the model servers of the policy ask for nothing more; what they have asked for goes on.
+
+        Raises:
+            ConfigError: none of them can be paused.
+        """
+        self._gate.shut()
+        await self._tell_model_servers(PAUSE_PATH, {"is_shut_only": True})
+
+    async def pause_generation(self, grace_s: float = DEFAULT_GRACE_S, *, is_aborted: bool = False) -> None:
+        """The same, and return when nothing is generated any more.
+
+        `is_aborted` says that the engine was told to end what it generates, for which that has `grace_s`.
+        """
+        self._gate.shut()
+        await self._tell_model_servers(PAUSE_PATH, {"grace_s": grace_s, "is_aborted": is_aborted})
+
+    async def resume_generation(self, weight_version: int | None = None) -> None:
+        """Have the model servers go on, with weights of that version."""
+        await self._tell_model_servers(RESUME_PATH, {"weight_version": weight_version})
+        self._gate.resume(weight_version)
+
+    async def _tell_model_servers(self, path: str, body: dict[str, Any]) -> None:
+        if self._collector is None:
+            raise RuntimeError("the servers are not started; call start() first")
+        await self._collector.tell_model_servers(path, body)
 
     def metrics(self) -> dict[str, float]:
         """Counters over the life of this object."""
@@ -386,6 +423,29 @@ class _Collector(RolloutCollectionHelper):
         """The configuration of the run."""
         return None if self._client is None else self._client.global_config_dict
 
+    async def tell_model_servers(self, path: str, body: dict[str, Any]) -> None:
+        """Post to every model server that can be paused, each of its replicas included.
+
+        Raises:
+            ConfigError: there is none, or one of them refuses.
+            ServerCallError: one does not answer.
+        """
+        assert self._client is not None
+        client = self._client
+        addresses = [
+            (name, address)
+            for name, block in client.global_config_dict.items_ex(resolve=False)
+            if isinstance(block, DictConfig) and MODELS_TYPE in block
+            for address in client.addresses_of(str(name))
+        ]
+        told = await asyncio.gather(*(_told(client, str(name), base_url(at) + path, body) for name, at in addresses))
+        if not any(told):
+            names = ", ".join(sorted({str(name) for name, _ in addresses})) or "none"
+            raise ConfigError(
+                f"no model server of this run can be paused (there is {names}); a vllm_model can, with "
+                "return_token_id_information: true"
+            )
+
     @asynccontextmanager
     async def sending(self, rows: list[Row]) -> "AsyncIterator[asyncio.Queue[_Outcome]]":
         """A queue that gets the outcome of every row; what is in flight when the block ends is cancelled."""
@@ -404,6 +464,23 @@ class _Collector(RolloutCollectionHelper):
                 outcomes.put_nowait(await awaitable)
             except Exception as error:  # noqa: BLE001 - judged by whoever reads the queue
                 outcomes.put_nowait((getattr(error, "row", rows[0]), error))
+
+
+async def _told(client: "ServerClient", name: str, url: str, body: dict[str, Any]) -> bool:
+    """Whether a model server took note; one that cannot be paused knows no such path.
+
+    Raises:
+        ConfigError: it refuses.
+    """
+    body_and_time = {"json": body, "timeout": aiohttp.ClientTimeout(total=_PAUSES_WITHIN_S)}
+    options = with_token(with_json_body(body_and_time), client.auth_token)
+    async with await send("POST", lambda: url, options, server_name=name, internal=True) as response:
+        if response.status == HTTPStatus.NOT_FOUND:
+            return False
+        if response.status == HTTPStatus.CONFLICT:
+            raise ConfigError(await response.text())
+        await raise_for_status(response)
+        return True
 
 
 def _measured(timer: Timer, prefix: str, dispatch: RowDispatch) -> dict[str, float]:

@@ -55,6 +55,10 @@ class GenerationUnavailable(RolloutInfraFailure):
     """The generator could not be reached, or broke."""
 
 
+class NoHealthyShards(RolloutInfraFailure):
+    """No part of the generator that could take a request is left; for generators to raise."""
+
+
 class GymTransportError(RolloutInfraFailure):
     """Rows were sent to the servers and never came back."""
 

@@ -2,7 +2,9 @@
 
 A message log is a list of messages: `role`, `content`, `token_ids`, and for what the policy generated also
 `generation_logprobs`, one per token. Token ids are int64 tensors and log-probs float32 tensors wherever torch
-is installed, plain lists where it is not.
+is installed, plain lists where it is not. Where the versions of the weights are known, `weight_versions` of a generated
+message has those of its first and its last token; if it was interrupted, `weight_segments` has `[version, tokens]` of
+each part, and `token_loss_mask`, if asked for, a 0 for every token that is not to be trained on.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -22,6 +24,7 @@ __all__ = [
     "GenerationDatumSpec",
     "GenerationInterface",
     "GenerationOutputSpec",
+    "GroupBuffer",
     "Message",
     "MessageLog",
     "PromptGroupRecord",
@@ -76,6 +79,14 @@ class Completion:
     def samples(self) -> list[MessageLog]:
         """Everything that is trained on for this attempt."""
         return [self.message_log, *self.branches]
+
+    @property
+    def weight_versions(self) -> tuple[int, int] | None:
+        """The oldest and the newest version of the weights among its turns; None where nobody has told."""
+        turns = (message for log in self.samples for message in log)
+        known = [it["weight_versions"] for it in turns if it.get("weight_versions") is not None]
+        versions = [version for pair in known for version in pair if version is not None]
+        return (min(versions), max(versions)) if versions else None
 
     def __repr__(self) -> str:
         """Short: `asyncio.run` of Python 3.11 formats what a task returned, and a tensor takes milliseconds."""
@@ -170,6 +181,9 @@ class GenerationDatumSpec(TypedDict):
     temperature: NotRequired[float]
     """Only where a call wants another than usual, as `max_new_tokens`."""
     max_new_tokens: NotRequired[int]
+    generated_so_far: NotRequired[int]
+    """So many tokens at the end of the prompt were generated before a pause, and are part of the same turn: they count
+    against a cap of the generator's own. `max_new_tokens` is what is left of it."""
 
 
 class GenerationOutputSpec(TypedDict):
@@ -186,6 +200,10 @@ class GenerationOutputSpec(TypedDict):
     """Tensor [1] of bool: stopped by the cap on tokens."""
     gen_leader_worker_idx: NotRequired[Any]
     """Who generated it: per row an int, or a list of one."""
+    aborted: NotRequired[Any]
+    """Tensor [1] of bool: stopped from outside, for a pause; it goes on from here afterwards."""
+    weight_versions: NotRequired[Any]
+    """Tensor [1, 2]: the version of the weights at its first and at its last token; else the manager's counts."""
 
 
 class GenerationInterface(Protocol):
@@ -194,7 +212,12 @@ class GenerationInterface(Protocol):
     def generate_async(
         self, data: GenerationDatumSpec, greedy: bool = False
     ) -> AsyncIterator[tuple[int, GenerationOutputSpec]]:
-        """Yield `(index of the row, output)`; called with one row at a time."""
+        """Yield `(index of the row, output)`; called with one row at a time.
+
+        Of several outputs the last one counts. A generator that yields what it has so far, now and then, is stopped
+        for a pause by cancelling it, and goes on from there; one with a method `abort` is told with that instead, and
+        ends its generations with `aborted` outputs.
+        """
 
 
 class Tokenizer(Protocol):
@@ -211,3 +234,18 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(self, conversation: Any, *, tokenize: bool = ...) -> Any:
         """The prompt a conversation makes."""
+
+
+class GroupBuffer(Protocol):
+    """Where groups go that are made for a trainer."""
+
+    def reserve(self, *, weight_version: int, target_step: int | None) -> Any:
+        """Room for a group; the id to commit it under."""
+
+    async def commit(
+        self, group_id: Any, record: PromptGroupRecord, *, start_weight_version: int, end_weight_version: int
+    ) -> None:
+        """Put a group where it was reserved."""
+
+    async def remove_group(self, group_id: Any) -> None:
+        """Give back the room of a group that could not be made."""

@@ -17,6 +17,7 @@ from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError
 from nemo_gym.rl.interfaces import Message, MessageLog
 from nemo_gym.rl.samples import Samples
 from nemo_gym.rl.tensors import as_list, with_tensors
+from nemo_gym.schemas.wire import WEIGHT_FIELDS
 
 _SHOWN_BEFORE = 4
 _SHOWN_AFTER = 6
@@ -132,7 +133,7 @@ def build_message_log(
             if not branches:
                 raise NonContiguousTokensError(drift)
         flags = flags_of(item, patterns, tags)
-        samples.add(prompt, _generated(generation, log_probs, flags))
+        samples.add(prompt, _generated(generation, log_probs, {**flags, **_weights(item)}))
         turns.append((prompt, generation))
     _add_texts(items, turns, tokenizer)
     message_log, *others = [with_tensors(log) for log in samples.logs]
@@ -165,7 +166,12 @@ def _take_tokens(item: dict[str, Any]) -> tuple[list[int], list[int], list[float
     return prompt, generation, [math.nan if value is None else value for value in log_probs]
 
 
-def _generated(token_ids: list[int], log_probs: list[float], flags: dict[str, bool]) -> Message:
+def _weights(item: dict[str, Any]) -> dict[str, Any]:
+    """Which weights generated the item, as far as the model server told."""
+    return {key: item[key] for key in WEIGHT_FIELDS if item.get(key) is not None}
+
+
+def _generated(token_ids: list[int], log_probs: list[float], flags: dict[str, Any]) -> Message:
     return {"role": "assistant", "content": "", "token_ids": token_ids, "generation_logprobs": log_probs, **flags}
 
 

@@ -1,13 +1,16 @@
-"""The native path: this process generates, steps the environment, and repeats, one attempt at a prompt at a time."""
+"""The native path: this process generates, steps the environment, and repeats, one attempt at a prompt at a time.
 
-import logging
-import math
+A generation that is stopped by a pause keeps its tokens, and goes on from them when the gate is open again.
+"""
+
+import asyncio
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_gym.rl.calls import call, deadline, gather_or_cancel
+from nemo_gym.http.generation_gate import Abort, GenerationGate, GenerationInterrupted
+from nemo_gym.rl.calls import call, gather_or_cancel, within
 from nemo_gym.rl.failures import (
     FailureClass,
     GenerationUnavailable,
@@ -18,10 +21,20 @@ from nemo_gym.rl.failures import (
     classify_rollout_failure,
     is_ray_error,
 )
+from nemo_gym.rl.generated import (
+    UnsoundOutputError,
+    generated_part,
+    is_sound,
+    joined,
+    leader_worker,
+    require_sound_log_probs,
+    versions_told,
+)
 from nemo_gym.rl.interfaces import (
     Completion,
     DatumSpec,
     EnvironmentReturn,
+    GenerationConfig,
     GenerationDatumSpec,
     GenerationInterface,
     GenerationOutputSpec,
@@ -33,15 +46,20 @@ from nemo_gym.rl.interfaces import (
     Tokenizer,
 )
 from nemo_gym.rl.rewards import Reward, native_metrics, reward_of_one
-from nemo_gym.rl.tensors import as_list, logprob_tensor, num_tokens, part_of, require_torch, token_tensor
-
-logger = logging.getLogger(__name__)
+from nemo_gym.rl.tensors import (
+    as_list,
+    logprob_tensor,
+    num_tokens,
+    part_of,
+    require_torch,
+    token_tensor,
+)
 
 UNLIMITED_TURNS = 999_999
 _TURNS_WITHOUT_PROGRESS = 3
 """Turns in a row in which neither the policy nor the environment said a word, after which none will."""
-_MOST_LOG_PROB = 1e-4
-"""What rounding may make of the logarithm of 1."""
+_MOST_EMPTY_HANDED = 8
+"""Generations in a row that may be ended from outside without a pause and without a word."""
 
 
 @dataclass
@@ -165,20 +183,6 @@ def _copied(message: Message) -> Message:
     }
 
 
-def leader_worker(value: Any) -> int | None:
-    """The worker that generated a row, given per row as an int or as a list of one; anything else is no worker."""
-    if value is None:
-        return None
-    rows = value.tolist() if hasattr(value, "tolist") else value
-    worker = rows[0] if isinstance(rows, list) and rows else rows
-    if isinstance(worker, list) and len(worker) == 1:
-        worker = worker[0]
-    if type(worker) is int:
-        return worker
-    logger.warning("gen_leader_worker_idx is %r, neither numbers nor lists of one; its tokens are not counted", value)
-    return None
-
-
 class AsyncRolloutImpl:
     """Runs the attempts at a prompt concurrently on the event loop."""
 
@@ -192,6 +196,9 @@ class AsyncRolloutImpl:
         max_rollout_turns: int = UNLIMITED_TURNS,
         timeouts: RolloutTimeouts | None = None,
         reward_weights: Mapping[str, float] | None = None,
+        gate: GenerationGate | None = None,
+        generation_config: GenerationConfig | None = None,
+        mask_interrupted: bool = False,
         **kwargs: Any,
     ) -> None:
         """`kwargs` is what the other path needs; it is not looked at."""
@@ -203,7 +210,10 @@ class AsyncRolloutImpl:
         self.max_rollout_turns = max_rollout_turns
         self.timeouts = timeouts or RolloutTimeouts()
         self.reward_weights = reward_weights
+        self.gate = gate or GenerationGate(0)
+        self.mask_interrupted = mask_interrupted
         self.overrides = RolloutOverrides()
+        self._most_new_tokens = None if generation_config is None else generation_config.get("max_new_tokens")
 
     def with_overrides(self, overrides: RolloutOverrides) -> "AsyncRolloutImpl":
         """The same, but for what one call wants otherwise."""
@@ -211,6 +221,15 @@ class AsyncRolloutImpl:
         other.overrides = overrides
         other.num_generations_per_prompt = overrides.n or self.num_generations_per_prompt
         return other
+
+    async def pause(self, abort: Abort | None, grace_s: float) -> None:
+        """Stop what is being generated; the generator's own `abort` is used where none is given."""
+        own = getattr(self.policy_generation, "abort", None)
+        await self.gate.pause(abort or (None if own is None else lambda: call(own)), grace_s)
+
+    async def resume(self) -> None:
+        """Go on."""
+        self.gate.resume()
 
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
         """All completions of a prompt.
@@ -256,26 +275,57 @@ class AsyncRolloutImpl:
         if length >= self.max_seq_len:
             trajectory.add_generation(_nothing_said(), length, {"truncated": True, "reason": "max_seq_len"})
             return
-        seconds = self.timeouts.generation_s
         try:
-            async with deadline(seconds, lambda: _took_too_long("a generation", "generation_s", seconds, place)):
-                message, lengths, facts = await self._generate_response(trajectory.message_log, trajectory.stop_strings)
-        except _UnsoundOutputError as error:
+            message, facts = await self._whole_turn(trajectory, place)
+        except UnsoundOutputError as error:
             raise RolloutDataFailure(f"{place}, turn {trajectory.turn_count}: the policy returned {error}") from error
         except RolloutFailure:
             raise
         except Exception as error:
             raise _generation_failure(error, place) from error
-        trajectory.add_generation(message, int(as_list(lengths)[0]), facts)
+        trajectory.add_generation(message, length, facts)
+
+    async def _whole_turn(self, trajectory: Trajectory, place: str) -> tuple[Message, dict[str, Any]]:
+        """What the policy says until it ends by itself, however often it is stopped on the way."""
+        parts: list[Message] = []
+        log, seconds = trajectory.message_log, self.timeouts.generation_s
+        empty_handed = 0
+        while True:
+            if self.gate.is_shut:
+                await self.gate.opened()
+            answer = self._generate_response(log + parts if parts else log, trajectory.stop_strings, parts)
+            message, _, facts = await within(
+                seconds, answer, lambda: _took_too_long("a generation", "generation_s", seconds, place)
+            )
+            if not facts["aborted"]:
+                break
+            if len(message["token_ids"]):
+                parts.append(message)
+                empty_handed = 0
+            elif not self.gate.is_shut:
+                empty_handed += 1
+                await _pause_or_give_up(empty_handed)
+            is_full = num_tokens(log + parts) >= self.max_seq_len
+            if parts and (is_full or self._tokens_left(parts) == 0):
+                message, facts = parts.pop(), {"truncated": True, "reason": "max_seq_len" if is_full else "generator"}
+                break
+        return (joined([*parts, message], self.tokenizer, self.mask_interrupted) if parts else message), facts
+
+    def _tokens_left(self, parts: list[Message]) -> int | None:
+        """How many tokens the policy may still generate in this turn, where that is known here."""
+        most = self.overrides.max_new_tokens or self._most_new_tokens
+        return None if most is None else max(0, most - num_tokens(parts))
 
     async def _generate_response(
-        self, message_log: MessageLog, stop_strings: list[str] | None
+        self, message_log: MessageLog, stop_strings: list[str] | None, parts: list[Message] | None = None
     ) -> tuple[Message, Any, dict[str, Any]]:
-        """The policy's next message, the lengths of its input [1], and what the generator told about it."""
+        """The policy's next message, the lengths of its input [1], and what the generator told about it.
+
+        `parts`, the end of the log, is what it has said of this message before it was stopped.
+        """
         torch = require_torch("the native rollout path")
         input_ids = torch.cat([token_tensor(message["token_ids"]) for message in message_log]).unsqueeze(0)
         input_lengths = torch.tensor([input_ids.shape[1]], dtype=torch.int32)
-        output: GenerationOutputSpec | None = None
         asked: GenerationDatumSpec = {
             "input_ids": input_ids,
             "input_lengths": input_lengths,
@@ -285,23 +335,47 @@ class AsyncRolloutImpl:
             asked["temperature"] = self.overrides.temperature
         if self.overrides.max_new_tokens is not None:
             asked["max_new_tokens"] = self.overrides.max_new_tokens
-        how = {} if self.overrides.greedy is None else {"greedy": self.overrides.greedy}
-        async for _, latest in self.policy_generation.generate_async(asked, **how):
-            output = latest
+        if parts:
+            asked["generated_so_far"] = num_tokens(parts)
+            left = self._tokens_left(parts)
+            if left is not None:
+                asked["max_new_tokens"] = left
+        version = self.gate.version
+        output, is_aborted = await self._output(asked, input_ids)
         if output is None:
-            raise RolloutDataFailure("the generator yielded no output; it must yield one per row")
-        generated = _generated_part(output, input_ids)
+            return _nothing_said(), input_lengths, {"truncated": False, "aborted": True}
+        generated = generated_part(output, input_ids)
         token_ids = token_tensor(part_of(output["output_ids"][0], generated))
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         message: Message = {"role": "assistant", "content": text, "token_ids": token_ids}
+        message["weight_versions"] = versions_told(output) or [version, self.gate.version]
         if "logprobs" in output:
             message["generation_logprobs"] = logprob_tensor(part_of(output["logprobs"][0], generated))
-            _require_sound_log_probs(message["generation_logprobs"])
+            require_sound_log_probs(message["generation_logprobs"])
         facts: dict[str, Any] = {
             "truncated": "truncated" in output and bool(as_list(output["truncated"])[0]),
             "gen_leader_worker_idx": leader_worker(output.get("gen_leader_worker_idx")),
+            "aborted": is_aborted,
         }
         return message, input_lengths, facts
+
+    async def _output(self, asked: GenerationDatumSpec, input_ids: Any) -> tuple[GenerationOutputSpec | None, bool]:
+        """The generator's last output, and whether it was stopped before its end; None when it then had nothing."""
+        output: GenerationOutputSpec | None = None
+        how = {} if self.overrides.greedy is None else {"greedy": self.overrides.greedy}
+
+        async def generate() -> None:
+            nonlocal output
+            async for _, latest in self.policy_generation.generate_async(asked, **how):
+                output = latest
+
+        try:
+            await self.gate.run(generate)
+        except GenerationInterrupted:
+            return (output if is_sound(output, input_ids) else None), True
+        if output is None:
+            raise RolloutDataFailure("the generator yielded no output; it must yield one per row")
+        return output, "aborted" in output and bool(as_list(output["aborted"])[0])
 
     async def _step_environment(self, trajectory: Trajectory, task_name: str, place: str) -> None:
         """Hand the conversation, without its tokens, to the environment and append its answer."""
@@ -311,8 +385,8 @@ class AsyncRolloutImpl:
         conversation = [{key: message[key] for key in ("role", "content")} for message in trajectory.message_log]
         seconds = self.timeouts.env_s
         try:
-            async with deadline(seconds, lambda: _took_too_long("an environment step", "env_s", seconds, place)):
-                step = await call(self.task_to_env[task_name].step, [conversation], [trajectory.env_info])
+            answer = call(self.task_to_env[task_name].step, [conversation], [trajectory.env_info])
+            step = await within(seconds, answer, lambda: _took_too_long("an environment step", "env_s", seconds, place))
         except RolloutFailure:
             raise
         except Exception as error:
@@ -329,59 +403,14 @@ class AsyncRolloutImpl:
         return native_metrics(completions, all_sample_metrics)
 
 
-class _UnsoundOutputError(RolloutDataFailure):
-    """What a generator returned cannot be what the policy generated; says what it is."""
-
-
-def _generated_part(output: GenerationOutputSpec, input_ids: Any) -> slice:
-    """Which part of the output was generated.
-
-    Raises:
-        _UnsoundOutputError: its lengths contradict each other, or the prompt is not what was asked.
-    """
-    asked = input_ids.shape[1]
-    output_ids, total = output["output_ids"], int(as_list(output["unpadded_sequence_lengths"])[0])
-    has_rows = output_ids.ndim == 2 and output_ids.shape[0] == 1
-    if not has_rows or not asked <= total <= output_ids.shape[1]:
-        raise _UnsoundOutputError(
-            f"unpadded_sequence_lengths of {total} for output_ids of shape {list(output_ids.shape)} and a prompt of "
-            f"{asked} tokens; it must be prompt and generation together"
+async def _pause_or_give_up(empty_handed: int) -> None:
+    """Wait before a generation that was ended although nobody paused, and had said nothing, is asked for again."""
+    if empty_handed > _MOST_EMPTY_HANDED:
+        raise GenerationUnavailable(
+            f"the generator ended {empty_handed} generations in a row as aborted, with nothing said, although the "
+            "manager is not paused; pause() the manager before the engine is stopped"
         )
-    if not _equal(output_ids[0, :asked], input_ids[0]):
-        raise _UnsoundOutputError(f"output_ids that do not begin with the {asked} tokens of the prompt")
-    told = output.get("generation_lengths")
-    if told is not None and int(as_list(told)[0]) != total - asked:
-        raise _UnsoundOutputError(
-            f"generation_lengths of {int(as_list(told)[0])} where prompt and generation leave {total - asked}"
-        )
-    if "logprobs" in output and output["logprobs"].shape != output_ids.shape:
-        shapes = f"{list(output['logprobs'].shape)} for output_ids of shape {list(output_ids.shape)}"
-        raise _UnsoundOutputError(f"logprobs of shape {shapes}; there must be one for every token")
-    return slice(asked, total)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if one.dtype == other.dtype:
-        return bool(one.equal(other))
-    return bool((one == other).all())
-
-
-def _require_sound_log_probs(log_probs: Any) -> None:
-    """Check log-probs in a few passes in C: there may be tens of thousands.
-
-    Raises:
-        _UnsoundOutputError: one is NaN, infinite or positive.
-    """
-    if log_probs.numel() == 0:
-        return
-    least, most = log_probs.aminmax()  # both are NaN if anything is
-    if float(least) > -math.inf and float(most) <= _MOST_LOG_PROB:
-        return
-    if bool(log_probs.isnan().any()):
-        raise _UnsoundOutputError(f"NaN log-probs for {len(log_probs)} tokens; look for overflow in its logits")
-    if not bool(log_probs.isfinite().all()):
-        raise _UnsoundOutputError("infinite log-probs; a token that was sampled cannot have probability 0")
-    raise _UnsoundOutputError(f"log-probs up to {float(log_probs.max()):g}; a logarithm of a probability is at most 0")
+    await asyncio.sleep(min(1.0, 0.05 * 2**empty_handed))
 
 
 def _split_of(overrides: RolloutOverrides) -> dict[str, str]:

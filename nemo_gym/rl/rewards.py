@@ -6,15 +6,17 @@ numbers are those that training dashboards know.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from nemo_gym.jsonl import to_line
+from nemo_gym.notebooks import run_sync
+from nemo_gym.rl.calls import call, gather_or_cancel
 from nemo_gym.rl.failures import RolloutDataFailure
-from nemo_gym.rl.interfaces import Completion
-from nemo_gym.rl.tensors import as_list, num_tokens
+from nemo_gym.rl.interfaces import Completion, EnvironmentReturn
+from nemo_gym.rl.tensors import as_list, num_tokens, require_torch
 from nemo_gym.runs.record import is_finite_number
 
 COMPONENTS_KEY = "reward_components"
@@ -114,6 +116,73 @@ def reward_of_result(result: Mapping[str, Any], weights: Mapping[str, float] | N
             f"a result has the reward {total:g}, but its {COMPONENTS_KEY} {components} add up to {together:g}"
         )
     return Reward(total if weights is None else weighted(components, weights, "a result"), components)
+
+
+def calculate_rewards(batch: Mapping[str, Any], task_to_env: Mapping[str, Any]) -> EnvironmentReturn:
+    """Step the environment of every conversation in a batch, one call per task, and put the answers in row order.
+
+    `batch` has `message_log`, `task_name` and `extra_env_info`, a list each. Environments may be plain objects, have
+    coroutines or be handles of actors; they are asked at the same time. Rewards are a tensor of shape [B], or one per
+    name where environments answer with rewards by name.
+
+    Raises:
+        ValueError: a task has no environment.
+        AssertionError: some environments answer with rewards by name, and others do not.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, task in enumerate(batch["task_name"]):
+        rows.setdefault(task, []).append(row)
+    unknown = sorted(set(rows) - set(task_to_env))
+    if unknown:
+        raise ValueError(f"there is no environment for task {unknown[0]!r}; known tasks: {', '.join(task_to_env)}")
+    answers = run_sync(_steps(batch, rows, task_to_env))
+    order = [row for places in rows.values() for row in places]
+
+    def in_order(values: Sequence[Any]) -> list[Any]:
+        return [value for _, value in sorted(zip(order, values, strict=True), key=lambda pair: pair[0])]
+
+    def column(name: str) -> list[Any]:
+        given = [(getattr(answer, name), len(places)) for answer, places in zip(answers, rows.values(), strict=True)]
+        return in_order([value for values, count in given for value in (values or [None] * count)])
+
+    return EnvironmentReturn(
+        observations=column("observations"),
+        metadata=column("metadata"),
+        next_stop_strings=column("next_stop_strings"),
+        rewards=_rewards_of([answer.rewards for answer in answers], in_order),
+        terminateds=_as_tensor(in_order([value for answer in answers for value in as_list(answer.terminateds)])),
+        answers=column("answers"),
+    )
+
+
+async def _steps(
+    batch: Mapping[str, Any], rows: Mapping[str, Sequence[int]], task_to_env: Mapping[str, Any]
+) -> list[EnvironmentReturn]:
+    def said(row: int) -> list[dict[str, Any]]:
+        return [{key: message[key] for key in ("role", "content")} for message in batch["message_log"][row]]
+
+    steps = [
+        call(task_to_env[task].step, [said(row) for row in places], [batch["extra_env_info"][row] for row in places])
+        for task, places in rows.items()
+    ]
+    return [EnvironmentReturn(*answer) for answer in await gather_or_cancel(steps)]
+
+
+def _rewards_of(given: Sequence[Any], in_order: Callable[[Sequence[Any]], list[Any]]) -> Any:
+    by_name = [isinstance(rewards, Mapping) for rewards in given]
+    assert all(by_name) or not any(by_name), "some environments answer with rewards by name and others with numbers"
+    if not any(by_name):
+        return _as_tensor(in_order([value for rewards in given for value in as_list(rewards)]))
+    names = {name for rewards in given for name in rewards}
+    assert all(names == set(rewards) for rewards in given), f"not every environment has all of the rewards {names}"
+    return {
+        name: _as_tensor(in_order([value for rewards in given for value in as_list(rewards[name])]))
+        for name in sorted(names)
+    }
+
+
+def _as_tensor(values: list[Any]) -> Any:
+    return require_torch("a batch of rewards").tensor(values)
 
 
 @dataclass

@@ -7,15 +7,18 @@
 Two implementations stand behind it: the native path generates and steps the environment in this process, the
 servers' path (`use_nemo_gym=True`) sends the attempts at a prompt as rows to an agent, through one `run_rollouts`.
 A group is complete or an error; there is nothing between. `generate_and_push` puts it into a buffer from which a
-trainer takes it, while the weights may change.
+trainer takes it, while the weights may change: `pause` stops what is being generated, which keeps its tokens and goes
+on after `resume`.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager
 from copy import copy, deepcopy
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+from nemo_gym.http.generation_gate import DEFAULT_GRACE_S, Abort, GenerationGate
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.rl.calls import call, deadline
 from nemo_gym.rl.failures import (
@@ -35,6 +38,7 @@ from nemo_gym.rl.interfaces import (
     DatumSpec,
     GenerationConfig,
     GenerationInterface,
+    GroupBuffer,
     MessageLog,
     PromptGroupRecord,
     RolloutOverrides,
@@ -45,7 +49,7 @@ from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
 from nemo_gym.rl.rewards import gym_metrics, reward_of_result
 from nemo_gym.rl.row_dispatch import ROW_INDEX_KEY
 from nemo_gym.rl.samples import completions_of, mask_reason_of
-from nemo_gym.rl.tensors import has_nan, num_tokens, with_tensors
+from nemo_gym.rl.tensors import has_nan, mask_older_parts, num_tokens, with_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,9 @@ class AsyncNemoGymRolloutImpl:
         retry_policy: RolloutRetryPolicy | None = None,
         reward_weights: Mapping[str, float] | None = None,
         min_group_size: int | None = None,
+        gate: GenerationGate | None = None,
+        mask_interrupted: bool = False,
+        mask_env_flagged_samples: bool = True,
         **kwargs: Any,
     ) -> None:
         """`task_to_env["nemo_gym"]` is a `NemoGym`, or the handle of one; `kwargs` is what the other path needs."""
@@ -84,6 +91,9 @@ class AsyncNemoGymRolloutImpl:
         self.retry_policy = retry_policy
         self.reward_weights = reward_weights
         self.min_group_size = min_group_size
+        self.gate = gate or GenerationGate(0)
+        self.mask_interrupted = mask_interrupted
+        self.mask_env_flagged_samples = mask_env_flagged_samples
         self.overrides = RolloutOverrides()
         self._validate_init_params()
 
@@ -132,6 +142,20 @@ class AsyncNemoGymRolloutImpl:
             rollout_metrics={**metrics, **gym_timing, **timer.get_timing_metrics(reduction_op="sum")},
         )
 
+    async def pause(self, abort: Abort | None, grace_s: float) -> None:
+        """Stop what the model servers generate."""
+        self.gate.shut()
+        environment = self._environment()
+        if abort is not None:
+            await call(environment.shut_generation)
+            await abort()
+        await call(environment.pause_generation, grace_s, is_aborted=abort is not None)
+
+    async def resume(self) -> None:
+        """Have the model servers go on, and tell them the version of the weights."""
+        await call(self._environment().resume_generation, self.gate.version)
+        self.gate.resume()
+
     def _validate_init_params(self) -> None:
         for key in _UNSUPPORTED:
             value = self.generation_config[key]  # type: ignore[literal-required]
@@ -165,22 +189,25 @@ class AsyncNemoGymRolloutImpl:
         self, inputs: list[dict[str, Any]], timer: Timer, timer_prefix: str
     ) -> tuple[list[Completion], dict[str, Any]]:
         """Completions in row order, and what the environment measured."""
-        options = {
-            "timeouts": self.timeouts,
-            "retry_policy": self.retry_policy,
-            "min_group_size": self.min_group_size,
-        }
+        names = ("timeouts", "retry_policy", "min_group_size")
+        options = {name: getattr(self, name) for name in names}
         given = {name: value for name, value in options.items() if value is not None}
         seconds = self.timeouts.rollout_s if self.timeouts else None
+        began = self.gate.version
         every_row = [row[ROW_INDEX_KEY] for row in inputs]
-        async with deadline(seconds, lambda: _never_came_back(every_row, f"within rollout_s={seconds:g} s")):
+        late = f"within rollout_s={seconds or 0:g} s"
+        async with deadline(seconds, lambda: _never_came_back(every_row, late), self.gate):
             results, timing = await call(
                 self._environment().run_rollouts, inputs, self.tokenizer, timer_prefix, **given
             )
         missing = [index for index in every_row if index >= len(results) or results[index] is None]
         if missing:
             raise _never_came_back(missing, "although the environment has finished")
-        return completions_of(results, self._result_to_completion, self.min_group_size), timing
+        completions = completions_of(results, self._result_to_completion, self.min_group_size)
+        for message in (it for completion in completions for log in completion.samples for it in log):
+            if message["role"] == "assistant":
+                message.setdefault("weight_versions", [began, self.gate.version])
+        return completions, timing
 
     def _environment(self) -> Any:
         if TASK_NAME not in self.task_to_env:
@@ -194,6 +221,11 @@ class AsyncNemoGymRolloutImpl:
         if any(map(has_nan, [message_log, *branches])):
             raise RolloutDataFailure("a completion has NaN log-probs; look for overflow in the policy's logits")
         full_result = result["full_result"]
+        if not self.mask_env_flagged_samples and isinstance(full_result.get("instance_config"), dict):
+            full_result["instance_config"].pop("mask_sample", None)
+        if self.mask_interrupted:
+            for log in (message_log, *branches):
+                mask_older_parts(log)
         reason = _why_incomplete(full_result)
         if num_tokens(message_log) == self.max_seq_len:
             reason = reason or "max_seq_len"
@@ -252,21 +284,6 @@ __all__ = [
 ]
 
 
-class GroupBuffer(Protocol):
-    """Where groups go that are made for a trainer."""
-
-    def reserve(self, *, weight_version: int, target_step: int | None) -> Any:
-        """Room for a group; the id to commit it under."""
-
-    async def commit(
-        self, group_id: Any, record: PromptGroupRecord, *, start_weight_version: int, end_weight_version: int
-    ) -> None:
-        """Put a group where it was reserved."""
-
-    async def remove_group(self, group_id: Any) -> None:
-        """Give back the room of a group that could not be made."""
-
-
 async def _give_place_back(buffer: GroupBuffer, group_id: Any) -> None:
     try:
         await buffer.remove_group(group_id)
@@ -293,12 +310,16 @@ class RolloutManager:
         retry_policy: RolloutRetryPolicy | None = None,
         reward_weights: Mapping[str, float] | None = None,
         min_group_size: int | None = None,
+        mask_interrupted: bool = False,
+        mask_env_flagged_samples: bool = True,
     ) -> None:
         """`retry_policy` says how often a failed group is tried again: not at all when it is None.
 
         `tq_buffer` is where `generate_and_push` puts groups; a `RolloutBuffer` will do. `reward_weights` is for
         environments with several rewards, by name: their weighted sum is the reward of a completion. On the servers'
-        path, `min_group_size` good completions are enough for a group; the others stand in it masked.
+        path, `min_group_size` good completions are enough for a group; the others stand in it masked. With
+        `mask_interrupted`, what a turn said before the last pause in it is not to be trained on. Without
+        `mask_env_flagged_samples`, an environment's mark `instance_config.mask_sample` is taken out of results.
         """
         assert num_generations_per_prompt >= 1, (
             f"num_generations_per_prompt must be >= 1, but is {num_generations_per_prompt}"
@@ -314,7 +335,7 @@ class RolloutManager:
             "generation_config is required on the NeMo-Gym path: it holds temperature, top_p and max_new_tokens"
         )
         self.stats = RolloutStats()
-        self.weight_version = 0
+        self.gate = GenerationGate(0)
         self._buffer = tq_buffer
         self._retry_policy = retry_policy or RolloutRetryPolicy.single_attempt()
         options: dict[str, Any] = {
@@ -329,6 +350,9 @@ class RolloutManager:
             "retry_policy": retry_policy,
             "reward_weights": reward_weights,
             "min_group_size": min_group_size,
+            "gate": self.gate,
+            "mask_interrupted": mask_interrupted,
+            "mask_env_flagged_samples": mask_env_flagged_samples,
         }
         if not use_nemo_gym and max_rollout_turns is None:
             options["max_rollout_turns"] = UNLIMITED_TURNS
@@ -356,9 +380,43 @@ class RolloutManager:
                 self.stats.gym_row_redispatches += int(record.rollout_metrics.get("gym_row_redispatches", 0))
                 return record
 
+    @property
+    def weight_version(self) -> int:
+        """The version of the weights that the policy has now."""
+        return self.gate.version or 0
+
     def set_weight_version(self, version: int) -> None:
-        """From now on the policy has these weights; groups are stamped with them."""
-        self.weight_version = int(version)
+        """From now on the policy has these weights; groups and turns are stamped with them.
+
+        The servers learn of it with the next `resume`, which does no harm where nothing was paused.
+        """
+        self.gate.version = int(version)
+
+    async def pause(self, abort: Abort | None = None, *, grace_s: float = DEFAULT_GRACE_S) -> None:
+        """Have nothing generated until `resume`, and return when nothing is: the weights may change then.
+
+        What is being generated keeps its tokens, and goes on from them later. `abort` is called once no generation can
+        begin; it tells the engine to end those under way with what they have, for which they get `grace_s`. What runs
+        longer is cancelled, and keeps what it had told by then. Environments and agents go on.
+
+        Raises:
+            TimeoutError: a generation could not be stopped.
+            ConfigError: no model server of the servers' path can be paused.
+        """
+        await self._impl.pause(abort, grace_s)
+
+    async def resume(self) -> None:
+        """Go on, with the weights of `set_weight_version`."""
+        await self._impl.resume()
+
+    @asynccontextmanager
+    async def paused(self, abort: Abort | None = None, *, grace_s: float = DEFAULT_GRACE_S) -> AsyncIterator[None]:
+        """`pause` for the time of a block, and `resume` however it ends."""
+        try:
+            await self.pause(abort, grace_s=grace_s)
+            yield
+        finally:
+            await self.resume()
 
     async def generate_and_push(
         self,
@@ -392,7 +450,7 @@ class RolloutManager:
 
     async def _push_one(
         self,
-        buffer: "GroupBuffer",
+        buffer: GroupBuffer,
         sample: DatumSpec,
         target_step: int | None,
         registry: MutableMapping[Any, tuple[asyncio.Task[Any] | None, int]] | None,

@@ -48,6 +48,19 @@ def logprob_tensor(values: Any) -> Any:
     return _tensor(values, _FLOAT32)
 
 
+def loss_mask_of(segments: Sequence[Sequence[int]]) -> Any:
+    """1 for tokens of the last version of the weights among `[version, tokens]`, 0 for those of earlier ones."""
+    last = segments[-1][0]
+    return token_tensor([int(version == last) for version, tokens in segments for _ in range(tokens)])
+
+
+def mask_older_parts(message_log: MessageLog) -> None:
+    """Give every message that was interrupted a mask of what the last version of the weights generated."""
+    for message in message_log:
+        if message.get("weight_segments"):
+            message["token_loss_mask"] = loss_mask_of(message["weight_segments"])
+
+
 def as_list(values: Any) -> list[Any]:
     """A tensor or any sequence of numbers as a list of Python numbers."""
     listed: Any = values.tolist() if hasattr(values, "tolist") else list(values)
@@ -60,6 +73,8 @@ def with_tensors(message_log: MessageLog) -> MessageLog:
         message["token_ids"] = token_tensor(message["token_ids"])
         if "generation_logprobs" in message:
             message["generation_logprobs"] = logprob_tensor(message["generation_logprobs"])
+        if "token_loss_mask" in message:
+            message["token_loss_mask"] = token_tensor(message["token_loss_mask"])
     return message_log
 
 

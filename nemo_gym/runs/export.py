@@ -7,8 +7,7 @@ file, line and rollout key. A data set appears when it is complete, or not at al
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +17,7 @@ import orjson
 from nemo_gym.dialects.base import UnusableRequestError
 from nemo_gym.dialects.to_chat import to_chat_messages, to_chat_request
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.jsonl import Line, to_line
+from nemo_gym.jsonl import Line
 from nemo_gym.keys import (
     ATTEMPT_INDEX_KEY_NAME,
     RESPONSE_KEY_NAME,
@@ -29,8 +28,8 @@ from nemo_gym.keys import (
 )
 from nemo_gym.metrics.columns import RolloutTable, SortedRollouts
 from nemo_gym.metrics.profile import task_profiles
-from nemo_gym.paths import make_folder, refuse_long_names, refuse_odd_file, write_aside
-from nemo_gym.row_files import MissingLibraryError
+from nemo_gym.paths import refuse_long_names, refuse_odd_file
+from nemo_gym.runs.data_sets import open_data_set
 from nemo_gym.runs.facts import RolloutFilter
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import RecordIndex, RecordReader
@@ -43,10 +42,8 @@ from nemo_gym.schemas.cli_config import ExportConfig
 
 Example: TypeAlias = dict[str, Any]
 Messages: TypeAlias = list[dict[str, Any]]
-Write: TypeAlias = Callable[[Example], None]
 _OF_ONE_ROLLOUT = frozenset({ROLLOUT_INDEX_KEY_NAME, ATTEMPT_INDEX_KEY_NAME, ROLLOUT_ID_KEY_NAME})
 _PROMPT_FIELDS = ("input", "instructions", "tools")
-_BATCH_ROWS = 512
 _FILTER = "+filter"
 _NOT_CHOSEN = "not chosen by +where"
 
@@ -149,6 +146,8 @@ class ExportSummary:
     """Tasks that have an example."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Rollouts that cannot be used, by reason."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """Rollouts that were changed so that chat templates can show them, by what was changed."""
     pushed_to: str | None = None
     """Where on the hub it is, if it was uploaded."""
 
@@ -159,6 +158,7 @@ class ExportSummary:
             "examples": self.examples,
             "tasks": self.tasks,
             "left_out": dict(self.left_out),
+            **({"notes": dict(self.notes)} if self.notes else {}),
             **({} if self.pushed_to is None else {"pushed_to": self.pushed_to}),
         }
 
@@ -183,12 +183,14 @@ def export_rollouts(config: ExportConfig) -> ExportSummary:
     tasks = set()
     with RecordReader(usable.index) as reader, open_data_set(target) as write:
         for choice in _choices(usable, config):
+            notes: Counter[str] = Counter()
             try:
-                example = _example(choice, config, reader, source)
+                example = _example(choice, config, reader, source, notes)
             except NotExportableError as error:
                 summary.left_out[str(error)] += 1
                 continue
             write(example)
+            summary.notes += notes
             summary.examples += 1
             tasks.add(choice[0].key.task_index)
     summary.tasks = len(tasks)
@@ -281,8 +283,14 @@ def _is_good(entry: Entry, config: ExportConfig) -> bool:
     return config.min_reward is None or entry.reward >= config.min_reward
 
 
-def _example(choice: Choice, config: ExportConfig, reader: RecordReader, source: Path) -> Example:
-    conversations = [Conversation(reader.record(entry.number), entry, source.name) for entry in choice]
+def _example(
+    choice: Choice, config: ExportConfig, reader: RecordReader, source: Path, notes: "Counter[str]"
+) -> Example:
+    conversations = []
+    for entry in choice:
+        conversation = Conversation(reader.record(entry.number), entry, source.name)
+        notes.update(conversation.adapt(config))
+        conversations.append(conversation)
     if config.format == "dpo":
         return as_dpo(*conversations)
     return as_messages(*conversations) if config.format == "messages" else as_sft(*conversations)
@@ -312,6 +320,20 @@ class Conversation:
         }
         if not self.completion:
             raise NotExportableError("says nothing")
+
+    def adapt(self, config: ExportConfig) -> set[str]:
+        """Put the messages as chat templates want them; what had to be changed for it, in words."""
+        notes = set[str]()
+        for message in (*self.prompt, *self.completion):
+            if message["role"] == "developer" and config.developer_role == "system":
+                message["role"] = "system"
+                notes.add("developer messages became system messages: few chat templates know developers")
+            if message.get("tool_calls"):
+                calls = [_function_call(call, config.tool_arguments) for call in message["tool_calls"]]
+                message["tool_calls"] = calls
+                if config.tool_arguments == "object" and any(not _has_object(call) for call in calls):
+                    notes.add("arguments of tool calls that are no JSON object stayed text")
+        return notes
 
 
 def as_messages(conversation: Conversation) -> Example:
@@ -361,112 +383,22 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-@contextmanager
-def open_data_set(path: Path) -> Iterator[Write]:
-    """A function that writes one example; the ending of the name decides the format.
-
-    Raises:
-        MissingLibraryError: parquet is asked for and pyarrow is not installed.
-    """
-    make_folder(path.parent)
-    if path.suffix == ".parquet":
-        with _parquet(path) as write:
-            yield write
-    else:
-        with write_aside(path) as file:
-
-            def write_line(example: dict[str, Any]) -> None:
-                file.write(to_line(example))
-
-            yield write_line
+def _function_call(call: dict[str, Any], arguments: str) -> dict[str, Any]:
+    """A call with its arguments as an object, or as the text that the model wrote; a custom call in the same form."""
+    if "custom" in call:
+        custom = call["custom"]
+        given = {"input": custom["input"]} if arguments == "object" else custom["input"]
+        return {"id": call["id"], "type": call["type"], "function": {"name": custom["name"], "arguments": given}}
+    function = call["function"]
+    if arguments == "object":
+        try:
+            read = orjson.loads(function["arguments"] or "{}")
+        except (orjson.JSONDecodeError, TypeError):
+            return call
+        if isinstance(read, dict):
+            return {**call, "function": {**function, "arguments": read}}
+    return call
 
 
-@contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingLibraryError(
-            f"writing {path} needs pyarrow, which is not installed: install the extra `data`, or write .jsonl"
-        ) from error
-    waiting: list[dict[str, Any]] = []
-    writer: Any = None
-
-    def flush(to: Any) -> None:
-        nonlocal writer
-        if waiting:
-            schema = _schema(waiting[0], pyarrow)
-            if writer is None:
-                writer = pyarrow.parquet.ParquetWriter(to, schema)
-            writer.write_table(pyarrow.Table.from_pylist([_row(example) for example in waiting], schema=schema))
-            waiting.clear()
-
-    with write_aside(path) as file:
-
-        def write(example: dict[str, Any]) -> None:
-            waiting.append(example)
-            if len(waiting) >= _BATCH_ROWS:
-                flush(file)
-
-        yield write
-        flush(file)
-        if writer is None:
-            pyarrow.parquet.write_table(pyarrow.table({}), file)
-        else:
-            writer.close()
-
-
-def _schema(example: dict[str, Any], arrow: Any) -> Any:
-    """The same columns for every example of a format, whatever the first one happens to have."""
-    text, number, count = arrow.string(), arrow.float64(), arrow.int64()
-    call = arrow.struct(
-        [("id", text), ("type", text), ("function", arrow.struct([("name", text), ("arguments", text)]))]
-    )
-    message = arrow.struct(
-        [("role", text), ("content", text), ("tool_calls", arrow.list_(call)), ("tool_call_id", text)]
-    )
-    origin = arrow.struct(
-        [
-            ("file", text),
-            ("line", count),
-            (TASK_INDEX_KEY_NAME, count),
-            (ROLLOUT_INDEX_KEY_NAME, count),
-            ("agent", text),
-        ]
-    )
-    of_pair = arrow.struct([("chosen", origin), ("rejected", origin)])
-    known = {
-        **dict.fromkeys(("messages", "prompt", "completion", "chosen", "rejected"), arrow.list_(message)),
-        "tools": text,
-        **dict.fromkeys(("reward", "chosen_reward", "rejected_reward"), number),
-        "provenance": of_pair if "chosen" in example else origin,
-    }
-    columns = [name for name in known if name in example or name == "tools"]
-    return arrow.schema([(name, known[name]) for name in columns])
-
-
-def _row(example: dict[str, Any]) -> dict[str, Any]:
-    """An example in fixed columns: tools, and content that is more than text, as JSON text."""
-    row = dict(example)
-    if "tools" in row:
-        row["tools"] = orjson.dumps(row["tools"]).decode()
-    for name, value in example.items():
-        if isinstance(value, list) and name != "tools":
-            row[name] = [_message(message) for message in value]
-    return row
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    columns = {**message, "content": content if isinstance(content, str) else orjson.dumps(content).decode()}
-    if "tool_calls" in message:
-        columns["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    return columns
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A custom tool call in the columns of a function call; its type still tells."""
-    if "custom" not in call:
-        return call
-    custom = call["custom"]
-    return {**call, "function": {"name": custom["name"], "arguments": custom["input"]}}
+def _has_object(call: dict[str, Any]) -> bool:
+    return isinstance(call["function"]["arguments"], dict)

@@ -327,6 +327,10 @@ class ExportConfig(BaseNeMoGymCLIConfig):
     """Take only rollouts with at least this reward; for dpo it is asked of the chosen one."""
     max_per_task: int | None = Field(default=None, ge=1)
     """Take at most so many examples of a task, the best first; for dpo 1 when unset, else all."""
+    tool_arguments: Literal["object", "text"] = "object"
+    """Arguments of tool calls as objects, which chat templates expect, or as the text that the model wrote."""
+    developer_role: Literal["system", "keep"] = "system"
+    """What becomes of developer messages, which most chat templates do not know: system messages, or nothing."""
     materialized_inputs_jsonl_fpath: str | None = Field(default=None, min_length=1)
     """For dataset: the rows that were rolled out; <rollouts>_materialized_inputs.jsonl when unset."""
     push_to_hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")

@@ -17,6 +17,9 @@ from typing_extensions import TypedDict
 _Model = TypeVar("_Model", bound=BaseModel)
 REQUIRED_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 TOKEN_FIELDS = (*REQUIRED_TOKEN_FIELDS, "routed_experts")
+WEIGHT_FIELDS = ("weight_versions", "weight_segments")
+"""Beside token ids, where known: the versions of the weights at the first and the last token; `[version, tokens]` of
+each part of an answer that was interrupted."""
 RoutedExperts = str | list[list[list[int]]]
 """Mixture-of-experts routing: an encoded envelope, or indices per token, layer and choice."""
 

@@ -7,21 +7,27 @@ and log-probs of exactly what was sampled.
 To change what is sent, subclass `VLLMModel` and override `_preprocess_chat_completion_create_params`.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from http import HTTPStatus
 from time import time
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
 from fastapi import Body, FastAPI, Request
+from fastapi.responses import PlainTextResponse
 from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_model import (
+    PAUSE_PATH,
+    RESUME_PATH,
     Endpoint,
     EndpointSettings,
+    GenerationGate,
     SimpleResponsesAPIModel,
     errors_explained,
     validated_answer,
@@ -46,6 +52,7 @@ from nemo_gym.server_utils import SESSION_ID_KEY, is_nemo_gym_fastapi_entrypoint
 from responses_api_models.vllm_model.affinity import SessionAffinity
 from responses_api_models.vllm_model.completions import PlainCompletions, as_chat_answer, plain_completions
 from responses_api_models.vllm_model.config import VLLMModelConfig
+from responses_api_models.vllm_model.interruptions import said_nothing, whole_answer, with_no_tokens
 from responses_api_models.vllm_model.outgoing import (
     ends_in_bare_reasoning,
     extra_fields,
@@ -101,6 +108,7 @@ class VLLMModel(SimpleResponsesAPIModel):
     _affinity: SessionAffinity = PrivateAttr()
     _completions: PlainCompletions | None = PrivateAttr(None)
     _transport_log: TransportLog = PrivateAttr()
+    _gate: GenerationGate = PrivateAttr(default_factory=GenerationGate)
 
     def model_post_init(self, context: Any, /) -> None:
         """Make a client for every endpoint."""
@@ -123,7 +131,38 @@ class VLLMModel(SimpleResponsesAPIModel):
     def setup_webserver(self) -> FastAPI:
         """The standard routes; settings that do not go together are refused before the first request."""
         self.config.check_combination()
-        return super().setup_webserver()
+        app = super().setup_webserver()
+        if self.config.return_token_id_information:
+            app.post(PAUSE_PATH, include_in_schema=False)(self.pause)
+            app.post(RESUME_PATH, include_in_schema=False)(self.resume)
+        return app
+
+    async def pause(self, body: dict[str, Any] = Body()) -> Any:
+        """Ask for nothing until `resume`, and answer when nothing is being generated: the weights may change then."""
+        if (self.config.num_workers or 1) > 1:
+            words = (
+                f"{self.config.name} cannot be paused: of its num_workers={self.config.num_workers} only one would "
+                "hear of it; leave num_workers out, or use num_replicas"
+            )
+            return PlainTextResponse(words, HTTPStatus.CONFLICT)
+        if body.get("is_shut_only"):
+            self._gate.shut()
+        elif self.config.abort_path is None and not body.get("is_aborted"):
+            await self._gate.pause()
+        else:
+            await self._gate.pause(lambda: self._tell_endpoints(self.config.abort_path), body.get("grace_s", 0.0))
+        return {"interrupted": self._gate.interrupted}
+
+    async def resume(self, body: dict[str, Any] = Body()) -> dict[str, Any]:
+        """Go on, with weights of the version that the trainer tells."""
+        if self._gate.is_shut:
+            await self._tell_endpoints(self.config.resume_path)
+        self._gate.resume(body.get("weight_version"))
+        return {"weight_version": self._gate.version}
+
+    async def _tell_endpoints(self, path: str | None) -> None:
+        if path is not None:
+            await asyncio.gather(*(client.post_beside(path) for client in self._clients))
 
     def asked_endpoints(self) -> Sequence[Endpoint]:
         """Every one that is configured."""
@@ -148,16 +187,11 @@ class VLLMModel(SimpleResponsesAPIModel):
             return self._nothing_said("content_filter")
         with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
             try:
-                answer = await self._ask(endpoint, outgoing, request)
+                answer = await self._answer(endpoint, outgoing, request)
             except aiohttp.ClientResponseError as error:
                 if not is_too_long(error):
                     raise
                 return self._nothing_said("length")
-            answer = with_reasoning_in_text(
-                answer, endpoint.settings, splits_reasoning=self.config.uses_reasoning_parser
-            )
-            if self.config.return_token_id_information:
-                answer = await with_token_ids(answer, lambda: self._prompt_token_ids(endpoint, outgoing, request))
         return validated_answer(NeMoGymChatCompletion, answer, endpoint.settings)
 
     def _preprocess_chat_completion_create_params(self, request: Request, body_dict: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +217,34 @@ class VLLMModel(SimpleResponsesAPIModel):
                     raise
                 return too_long_response(body, self.config.model)
         return validated_answer(NeMoGymResponse, answer, endpoint.settings)
+
+    async def _answer(self, endpoint: Endpoint, outgoing: dict[str, Any], request: Request) -> dict[str, Any]:
+        """The endpoint's answer in a uniform shape, with token ids where they are wanted."""
+
+        async def ask(body: dict[str, Any]) -> dict[str, Any]:
+            answer = await self._ask(endpoint, body, request)
+            answer = with_reasoning_in_text(
+                answer, endpoint.settings, splits_reasoning=self.config.uses_reasoning_parser
+            )
+            if not self.config.return_token_id_information:
+                return answer
+            if said_nothing(answer):
+                return with_no_tokens(answer)
+            return await with_token_ids(answer, lambda: self._prompt_token_ids(endpoint, body, request))
+
+        async def go_on(body: dict[str, Any]) -> dict[str, Any]:
+            answer = as_chat_answer(await self._call(endpoint, "create_completion", body, request))
+            if said_nothing(answer):
+                return with_no_tokens(answer)
+
+            async def prompt() -> list[int]:
+                return body["prompt"]  # type: ignore[no-any-return]
+
+            return await with_token_ids(answer, prompt)
+
+        if not self.config.return_token_id_information:
+            return await ask(outgoing)
+        return await whole_answer(self._gate, outgoing, ask, go_on)
 
     async def _ask(self, endpoint: Endpoint, outgoing: dict[str, Any], request: Request) -> dict[str, Any]:
         if self._completions is None:

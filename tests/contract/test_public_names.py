@@ -156,6 +156,7 @@ def test_rollout_managers_keep_the_arguments_and_methods_that_trainers_use() -> 
 
     asked = "tokenizer task_to_env num_generations_per_prompt max_seq_len max_rollout_turns policy_generation"
     others = "generation_config use_nemo_gym tq_buffer timeouts retry_policy reward_weights min_group_size"
+    others += " mask_interrupted mask_env_flagged_samples"
     of_native = "run_rollout _run_single_rollout _generate_response _aggregate_rollout_metrics"
     of_gym = "run_rollout _validate_init_params _build_inputs _run_rollouts _result_to_completion"
 

@@ -47,7 +47,8 @@ def tokenizer() -> CharacterTokenizer:
 
 
 @contextmanager
-def _served(app: FastAPI) -> Iterator[int]:
+def served(app: FastAPI) -> Iterator[int]:
+    """The port of an app that is served while the block lasts."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -67,7 +68,7 @@ def _served(app: FastAPI) -> Iterator[int]:
 def serve() -> Iterator[Callable[[FastAPI], int]]:
     """Serve an app until the test ends; its port is returned."""
     with ExitStack() as stack:
-        yield lambda app: stack.enter_context(_served(app))
+        yield lambda app: stack.enter_context(served(app))
 
 
 @pytest.fixture

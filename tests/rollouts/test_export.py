@@ -91,7 +91,7 @@ def test_a_conversation_with_instructions_thoughts_and_tools(tmp_path: Path) -> 
     params = {"input": "go", "instructions": "Be brief.", "tools": [TOOL], "temperature": 0.5}
     summary = export(tmp_path, [rollout(0, 0, 1.0, *output, responses_create_params=params)], format="messages")
 
-    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
     (example,) = examples(summary)
     assert example["messages"] == [
         {"role": "system", "content": "Be brief."},
@@ -193,23 +193,28 @@ def test_what_cannot_be_used_is_counted_by_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["sft", "dpo", "messages"])
 def test_parquet_holds_the_same_as_jsonl(tmp_path: Path, form: str) -> None:
-    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": {"x": [1, 2.5]}}'}
     output = {"type": "function_call_output", "call_id": "c", "output": "seen"}
     params = {"input": "go", "tools": [TOOL]}
     late = [rollout(9, index, float(index), call, output, responses_create_params=params) for index in range(2)]
     records = [*RUN, *late]
 
     lines = examples(export(tmp_path, records, format=form))
-    rows = pyarrow.parquet.read_table(export(tmp_path, records, format=form, to="out.parquet").path).to_pylist()
+    rows = read_parquet(export(tmp_path, records, format=form, to="out.parquet").path)
 
-    def present(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: present(inner) for name, inner in value.items() if inner is not None}
-        return [present(inner) for inner in value] if isinstance(value, list) else value
+    assert [{name: value for name, value in row.items() if value is not None} for row in rows] == lines
 
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """As `datasets` reads it: columns of JSON become objects."""
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
     for row in rows:
-        row["tools"] = None if row["tools"] is None else json.loads(row["tools"])
-    assert [present(row) for row in rows] == lines
+        for name, value in row.items():
+            if name == "tools" and value is not None:
+                row[name] = json.loads(value)
+            elif isinstance(value, list):
+                row[name] = [json.loads(message) for message in value]
+    return rows
 
 
 def test_parquet_keeps_custom_tool_calls_and_content_that_is_more_than_text(tmp_path: Path) -> None:
@@ -218,10 +223,59 @@ def test_parquet_keeps_custom_tool_calls_and_content_that_is_more_than_text(tmp_
     call = {"type": "custom_tool_call", "call_id": "c", "name": "sh", "input": "ls"}
     summary = export(tmp_path, [rollout(0, 0, 1.0, call, responses_create_params=params)], to="out.parquet")
 
-    (row,) = pyarrow.parquet.read_table(summary.path).to_pylist()
-    assert [part["type"] for part in json.loads(row["prompt"][0]["content"])] == ["text", "image_url"]
+    (row,) = read_parquet(summary.path)
+    assert [part["type"] for part in row["prompt"][0]["content"]] == ["text", "image_url"]
     (kept,) = row["completion"][0]["tool_calls"]
-    assert (kept["type"], kept["function"]) == ("custom", {"name": "sh", "arguments": "ls"})
+    assert kept == {"id": "c", "type": "custom", "function": {"name": "sh", "arguments": {"input": "ls"}}}
+
+
+@pytest.mark.parametrize("to", ["out.jsonl", "out.parquet"])
+def test_arguments_are_objects_unless_text_is_asked_for(tmp_path: Path, to: str) -> None:
+    calls = [
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
+        for arguments in ('{"deep": {"er": null}}', "", "{broken", "[1]")
+    ]
+
+    def arguments(summary: ExportSummary) -> list[Any]:
+        (example,) = read_parquet(summary.path) if to.endswith("parquet") else examples(summary)
+        (message,) = example["completion"]
+        return [call["function"]["arguments"] for call in message["tool_calls"]]
+
+    summary = export(tmp_path, [rollout(0, 0, 1.0, *calls)], to=to)
+    assert arguments(summary) == [{"deep": {"er": None}}, {}, "{broken", "[1]"]
+    assert summary.notes == {"arguments of tool calls that are no JSON object stayed text": 1}
+    assert summary.as_json()["notes"] == dict(summary.notes)
+
+    as_text = export(tmp_path, [rollout(0, 0, 1.0, *calls)], to=to, tool_arguments="text", overwrite=True)
+    assert arguments(as_text) == ['{"deep": {"er": null}}', "", "{broken", "[1]"]
+    assert not as_text.notes
+
+
+def test_developers_become_the_system_unless_they_are_to_be_kept(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "go"}
+    params = {"input": [user, {"role": "developer", "content": "be brief"}, user]}
+    records = [rollout(0, 0, 1.0, responses_create_params=params), rollout(1, 0, 1.0)]
+
+    summary = export(tmp_path, records)
+    assert [message["role"] for message in examples(summary)[0]["prompt"]] == ["user", "system", "user"]
+    assert summary.notes.total() == 1
+    assert "developer messages became system messages" in next(iter(summary.notes))
+
+    kept = export(tmp_path, records, developer_role="keep", overwrite=True)
+    assert [message["role"] for message in examples(kept)[0]["prompt"]] == ["user", "developer", "user"]
+    assert not kept.notes
+
+
+def test_a_message_has_no_key_that_says_nothing(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "seen"}
+    (row,) = read_parquet(export(tmp_path, [rollout(0, 0, 1.0, call, output, said("done"))], to="out.parquet").path)
+
+    assert [set(message) for message in row["completion"]] == [
+        {"role", "content", "tool_calls"},
+        {"role", "content", "tool_call_id"},
+        {"role", "content"},
+    ]
 
 
 def test_nothing_to_export_is_an_empty_file(tmp_path: Path) -> None:

@@ -36,5 +36,7 @@ def main(config: ExportConfig) -> None:
         print(f"{summary.examples} examples of {summary.tasks} tasks are in {summary.path}")
     for reason, count in summary.left_out.most_common():
         print(f"Left out: {count} rollouts ({reason})")
+    for note, count in summary.notes.most_common():
+        print(f"Changed: {count} rollouts ({note})")
     if summary.pushed_to is not None:
         print(f"Uploaded: {summary.pushed_to}")
