@@ -393,6 +393,7 @@ class NemoGym:
             self.cfg.get("invalid_tool_call_patterns"),
             self.cfg.get("thinking_tags"),
             branches=self.cfg.get("branches", True),
+            explains=not self._totals["rollout/branched_total"],
         )
         if built.get("branches"):
             self._note_branches(built)

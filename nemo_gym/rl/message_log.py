@@ -103,11 +103,12 @@ def build_message_log(
     thinking_tags: Sequence[str] | None = None,
     *,
     branches: bool = True,
+    explains: bool = True,
 ) -> dict[str, Any]:
     """`message_log`, `input_message_log` (its first message) and `full_result`, which has texts in place of tokens.
 
     Where the conversation was rewritten there are also `branches`, the message logs of the other samples, and `drift`,
-    which says what happened first.
+    which says what happened first, unless nobody `explains` it: that costs a look at all tokens.
 
     Token ids and log-probs are tensors where torch is installed. `result` is an agent's answer to `/run`. Its items
     lose their token ids and log-probs and gain `prompt_str` and `generation_str`.
@@ -128,7 +129,7 @@ def build_message_log(
     drift = ""
     for turn, item in enumerate(items, 1):
         prompt, generation, log_probs = _take_tokens(item)
-        if not drift and not samples.goes_on(prompt):
+        if not (drift or (branches and not explains)) and not samples.goes_on(prompt):
             drift = describe_drift(turn, samples.logs[-1], samples.seen_last(), prompt, tokenizer)
             if not branches:
                 raise NonContiguousTokensError(drift)

@@ -19,7 +19,7 @@ from nemo_gym.rl.interfaces import Completion, Message, MessageLog
 from nemo_gym.rl.tensors import as_list, with_tensors
 from nemo_gym.token_id_capture.builder import BuildOutput, run_builder
 from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot
-from nemo_gym.token_id_capture.records import TokenEntry
+from nemo_gym.token_id_capture.records import TokenEntry, weights_of
 
 MASK_REASON = "mask_reason"
 """In place of a result: why a row of a group has none."""
@@ -174,6 +174,7 @@ def _generated(entry: TokenEntry) -> Message:
         "content": "",
         "token_ids": list(entry.generation_token_ids),
         "generation_logprobs": list(entry.generation_log_probs),
+        **weights_of(entry.model_extra or {}),
     }
 
 

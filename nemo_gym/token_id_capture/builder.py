@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_gym.token_id_capture.records import TOKEN_FIELDS, TokenEntry
+from nemo_gym.token_id_capture.records import TOKEN_FIELDS, TokenEntry, weights_of
 
 __all__ = [
     "BuildNotes",
@@ -166,6 +166,7 @@ def project_chain_to_output_items(chain: Chain) -> list[dict[str, Any]]:
             "generation_token_ids": list(entry.generation_token_ids),
             "generation_log_probs": list(entry.generation_log_probs),
             **({} if entry.routed_experts is None else {"routed_experts": entry.routed_experts}),
+            **weights_of(entry.model_extra or {}),
         }
         items += own
     return items

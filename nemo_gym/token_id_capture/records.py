@@ -15,9 +15,12 @@ __all__ = [
     "extract_token_fields",
     "response_to_output_items",
     "strip_token_fields",
+    "weights_of",
 ]
 
 TOKEN_ENTRY_RECORD_SCHEMA_VERSION = 1
+BESIDE_TOKENS = ("weight_versions", "weight_version", "weight_segments")
+"""What model servers tell about the weights that generated an answer; an entry keeps it among its extra fields."""
 
 
 class TokenEntry(BaseModel):
@@ -70,7 +73,7 @@ def response_to_output_items(payload: Mapping[str, Any]) -> list[dict[str, Any]]
 
     bare = {name: value for name, value in message.items() if name not in TOKEN_FIELDS}
     items = [item.model_dump(mode="json", exclude_none=True) for item in ChatDialect().items_of_message(bare)]
-    items[-1] |= {name: message[name] for name in TOKEN_FIELDS if message.get(name) is not None}
+    items[-1] |= {name: message[name] for name in TOKEN_FIELDS if message.get(name) is not None} | weights_of(message)
     return items
 
 
@@ -83,7 +86,8 @@ def strip_token_fields(items: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
     with_tokens = [index for index, item in enumerate(items) if _token_fields(item)]
     if len(with_tokens) > 1:
         raise ValueError(f"{len(with_tokens)} items of one answer have token ids; only one can have those of the call")
-    bare = [{name: value for name, value in item.items() if name not in TOKEN_FIELDS} for item in items]
+    left_out = (*TOKEN_FIELDS, *BESIDE_TOKENS, "prompt_digest")
+    bare = [{name: value for name, value in item.items() if name not in left_out} for item in items]
     return bare, with_tokens[0] if with_tokens else None
 
 
@@ -102,6 +106,11 @@ def extract_token_fields(response_json: Mapping[str, Any]) -> dict[str, Any] | N
     if missing:
         raise ValueError(f"an item has {', '.join(fields)} but not {', '.join(missing)}; they are of use only together")
     return fields
+
+
+def weights_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What an item says about the weights that generated it."""
+    return {name: item[name] for name in BESIDE_TOKENS if item.get(name) is not None}
 
 
 def _token_fields(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from nemo_gym.token_id_capture.records import (
     extract_token_fields,
     response_to_output_items,
     strip_token_fields,
+    weights_of,
 )
 from nemo_gym.token_id_capture.store import TokenCaptureStore, make_token_store
 
@@ -122,7 +123,8 @@ def _entry_of(context: CaptureContext, response: Any) -> TokenEntry:
     fields = extract_token_fields(payload)
     if fields is None:
         raise ValueError("the answer has no token ids; set return_token_id_information of the model server to true")
-    items, index = strip_token_fields(response_to_output_items(payload))
+    told = response_to_output_items(payload)
+    items, index = strip_token_fields(told)
     return TokenEntry(
         rollout_id=context.rollout_id,
         model_call_id=context.model_call_id,
@@ -131,6 +133,7 @@ def _entry_of(context: CaptureContext, response: Any) -> TokenEntry:
         token_item_index=index,
         created_at=time.time(),
         **fields,
+        **({} if index is None else weights_of(told[index])),
     )
 
 

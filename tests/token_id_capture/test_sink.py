@@ -10,7 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymResponse
+from nemo_gym.rl import completion_of_capture
 from nemo_gym.server_utils import ServerClient
+from nemo_gym.token_id_capture.builder import project_main_chain_response, run_builder
 from nemo_gym.token_id_capture.config import (
     TokenCaptureConfigError,
     token_id_capture_config,
@@ -93,6 +95,17 @@ def test_an_answer_becomes_one_entry(as_model: bool) -> None:
     assert not any(name in item for item in entry.output_items for name in TOKENS)
     assert entry.created_at > 0
     assert sink.incomplete == []
+
+
+def test_the_version_of_the_weights_is_kept_and_delivered() -> None:
+    sink = ListSink()
+    item = message("hi", **TOKENS, weight_versions=[3, 4], prompt_digest="d")
+    captured(NeMoGymResponse.model_validate(response(item)), sink)
+    entry = sink.entries[0]
+    assert entry.model_dump()["weight_versions"] == [3, 4]
+    assert entry.output_items == [message("hi")]
+    assert project_main_chain_response("3-1", run_builder([entry]))["output"][0]["weight_versions"] == [3, 4]
+    assert completion_of_capture([entry], reward=1.0).message_log[1]["weight_versions"] == [3, 4]
 
 
 def test_a_chat_completion_becomes_the_same() -> None:

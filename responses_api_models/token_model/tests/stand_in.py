@@ -5,6 +5,7 @@ It speaks vLLM's `/v1/completions` and SGLang's `/generate`, and for comparison 
 writes the conversation itself. What it says is decided by a function of the prompt's text.
 """
 
+import asyncio
 import json
 import threading
 import time
@@ -111,6 +112,9 @@ class StandInEngine:
     changes: dict[str, Any] = field(default_factory=dict)
     """Changes to its answers: what a broken or different engine would send."""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    delay_s: float = 0.0
+    under_way: int = 0
+    most_under_way: int = 0
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -192,6 +196,10 @@ class StandInEngine:
     async def _noted(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = await request.json()
         self.requests.append(body)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        await asyncio.sleep(self.delay_s)
+        self.under_way -= 1
         return body
 
 

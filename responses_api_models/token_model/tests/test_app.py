@@ -1,5 +1,6 @@
 """The whole server: requests in, ids to the engine, answers with the engine's own ids out."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -230,3 +231,13 @@ def test_tools_that_are_not_to_be_used_are_not_offered(serve: Serve) -> None:
 def test_a_broken_tool_call_stays_text(serve: Serve) -> None:
     answer = serve(lambda prompt: "<tool_call>{broken</tool_call>").respond(BODY)
     assert answer["output"][-1]["content"][0]["text"] == "<tool_call>{broken</tool_call>"
+
+
+@pytest.mark.parametrize("limit", [1, None])
+def test_the_engine_is_asked_no_more_at_once_than_allowed(serve: Serve, limit: int | None) -> None:
+    model = serve(THINKER, max_concurrent_requests=limit)
+    model.engine.delay_s = 0.2
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(model.respond, [BODY] * 8))
+    assert [answer["status"] for answer in answers] == ["completed"] * 8
+    assert (model.engine.most_under_way == 1) == (limit == 1)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.perf.peers import report
@@ -62,11 +62,13 @@ def run(contender: Contender, task: Task, rollouts: int, parent: Path) -> tuple[
     return used, model.seconds
 
 
-def measure(contenders: Sequence[Contender], rounds: int, scale: float, folder: Path) -> Findings:
-    """Everybody in turn, as often as asked; a contender's runs of one round follow each other."""
+def measure(contenders: Sequence[Contender], rounds: int, scale: float, folder: Path) -> Iterator[Findings]:
+    """Everybody in turn, as often as asked; after each round, what is found so far."""
+    rollouts = {one.name: max(2, int(one.rollouts * scale)) for one in contenders}
     findings = Findings(
         versions={one.name: one.version() for one in contenders},
-        in_flight={one.name: one.in_flight for one in contenders},
+        rollouts=rollouts,
+        in_flight={one.name: min(one.in_flight, rollouts[one.name]) for one in contenders},
         cores=os.cpu_count() or 1,
         load=os.getloadavg()[0],
     )
@@ -77,9 +79,8 @@ def measure(contenders: Sequence[Contender], rounds: int, scale: float, folder: 
         for contender in contenders:
             one, _ = run(contender, TASKS["single_tool_call"], 1, folder)
             for task in TASKS.values():
-                rollouts = max(2, int(contender.rollouts * scale))
-                many, calling_s = run(contender, task, rollouts, folder)
-                found = Round(rollouts, calling_s, one, many)
+                many, calling_s = run(contender, task, rollouts[contender.name], folder)
+                found = Round(rollouts[contender.name], calling_s, one, many)
                 findings.add(task.name, contender.name, found)
                 print(
                     f"round {number + 1}, {task.name}, {findings.versions[contender.name]} ({contender.name}): "
@@ -87,23 +88,23 @@ def measure(contenders: Sequence[Contender], rounds: int, scale: float, folder: 
                     f"first after {one.first_result_s:.2f} s",
                     flush=True,
                 )
-    cores_s = (time.monotonic() - began_s) * findings.cores
-    findings.stolen_share = (processes.stolen_s() - stolen_s) / cores_s
-    return findings
+        cores_s = (time.monotonic() - began_s) * findings.cores
+        findings.stolen_share = (processes.stolen_s() - stolen_s) / cores_s
+        yield findings
 
 
 def main() -> int:
-    """Measure, show, publish."""
+    """Measure, show, publish: after every round, so that a run that is broken off keeps its whole rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="rollouts per measurement, as a multiple")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dry", action="store_true", help="do not write docs/performance*")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nemo_gym_peers_") as folder:
-        findings = measure(CONTENDERS, given.rounds, given.scale, Path(folder))
-    print(report.tables(findings))
-    if not given.dry:
-        report.publish(findings)
+        for findings in measure(CONTENDERS, given.rounds, given.scale, Path(folder)):
+            print(report.tables(findings), flush=True)
+            if not given.dry:
+                report.publish(findings)
     return 0
 
 

@@ -57,6 +57,8 @@ class Findings:
     """All rounds of all contenders, by task."""
 
     versions: dict[str, str] = field(default_factory=dict)
+    rollouts: dict[str, int] = field(default_factory=dict)
+    """Of the runs of many."""
     in_flight: dict[str, int] = field(default_factory=dict)
     rounds: dict[str, dict[str, list[Round]]] = field(default_factory=dict)
     """By task and contender, in the order of the rounds."""

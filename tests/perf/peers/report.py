@@ -36,16 +36,21 @@ def tables(findings: Findings) -> str:
     parts = [_task(findings, task) for task in findings.rounds]
     rounds = len(next(iter(findings.rounds.values()))[OURS])
     parts.append(
-        f"Rounds: {rounds}, on {findings.cores} cores. When it began, {findings.load:.1f} other processes wanted to run; "
-        f"meanwhile the hypervisor gave {findings.stolen_share:.1%} of the machine's time to others.\n"
+        f"Rounds: {rounds}, on {findings.cores} cores. When they began, {findings.load:.1f} other processes wanted to "
+        f"run; meanwhile the hypervisor gave {findings.stolen_share:.1%} of the machine's time to others.\n"
     )
     return "\n".join(["", *parts])
 
 
 def _task(findings: Findings, task: str) -> str:
-    heads = ["", "in flight", *TITLES.values()]
+    heads = ["", "rollouts", "in flight", *TITLES.values()]
     rows = [
-        [findings.versions[name], str(findings.in_flight[name]), *(_cell(findings, task, name, it) for it in TITLES)]
+        [
+            findings.versions[name],
+            f"{findings.rollouts[name]:,}",
+            str(findings.in_flight[name]),
+            *(_cell(findings, task, name, metric) for metric in TITLES),
+        ]
         for name in findings.rounds[task]
     ]
     lines = "".join(f"| {' | '.join(line)} |\n" for line in [heads, ["---"] * len(heads), *rows])
