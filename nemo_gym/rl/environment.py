@@ -387,15 +387,16 @@ class NemoGym:
             raise GymTransportError(f"a server of this run has ended: {error}") from error
 
     def _postprocess_nemo_gym_to_nemo_rl_result(self, nemo_gym_result: dict[str, Any], tokenizer: Any) -> Any:
+        is_counting = isinstance(self, NemoGym)  # trainers' tests call it with an object that has a `cfg` alone
         built = build_message_log(
             nemo_gym_result,
             tokenizer,
             self.cfg.get("invalid_tool_call_patterns"),
             self.cfg.get("thinking_tags"),
             branches=self.cfg.get("branches", True),
-            explains=not self._totals["rollout/branched_total"],
+            explains=not is_counting or not self._totals["rollout/branched_total"],
         )
-        if built.get("branches"):
+        if is_counting and built.get("branches"):
             self._note_branches(built)
         return built
 
