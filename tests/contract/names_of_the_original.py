@@ -231,6 +231,8 @@ AUGUST_2026 = {
         MCPServerMetadata.headers
         SimpleResourcesServer
         SimpleResourcesServer.normalize_tool_name(name)
+        SimpleResourcesServer.mcp_tools(harvested, catchall)
+        SimpleResourcesServer.mcp_allowed_tools_for_session(seed_body)
         SimpleResourcesServer.get_reverify_mode()
     """,
     "nemo_gym.base_responses_api_agent": """
@@ -502,6 +504,20 @@ AUGUST_2026 = {
         ResponsesConverter.chat_completion_to_responses_create_params(chat_completion_create_params)
         VLLMConverter
         VLLMConverterResponsesToChatCompletionsState
+    """,
+    "nemo_gym.mcp_auto_exposure": """
+        TOKEN_HEADER='X-NeMo-Gym-Session-Token'
+        MCP_URL_PATH='/mcp'
+        PERMISSIVE_SCHEMA={'type': 'object', 'additionalProperties': True}
+        DirectBinding(endpoint, path, request_params=, body_param=, body_model=, path_param=, return_model=, body_is_dict=, is_coroutine=)
+        BindResult(binding, reasons, body_model)
+        bind_route(route)
+        DirectDispatchError(status, detail)
+        call_direct(app, binding, session_id, arguments, path_value=)
+        MCPTool(name, tool, binding=, path_value=, path=, reasons=)
+        harvest_tools(app, server)
+        maybe_auto_expose(server, app)
+        install_auto_exposure(server, app)
     """,
     "nemo_gym.path_utils": """
         failures_path_for(output_fpath)
