@@ -293,6 +293,10 @@ AUGUST_2026 = {
         NeMoGymChatCompletionContentPartVideoUrlParam.type
     """,
     "nemo_gym.config_types": """
+        DEPRECATED_UPLOAD_ROLLOUTS_KEY='upload_rollouts_to_wandb'
+        UploadRolloutsConfigMixin
+        UploadRolloutsConfigMixin.upload_rollouts
+        UploadRolloutsConfigMixin.map_deprecated_upload_rollouts(data)
         ExporterConfig
         ExporterConfig.is_available
         MLFlowConfig
@@ -355,12 +359,44 @@ AUGUST_2026 = {
         TOKEN_ID_CAPTURE_BLOCK='token_id_capture'
         COMPONENT_NAME_KEY_NAME='component_name'
         GlobalConfigDictParser
+        GlobalConfigDictParser.raise_on_no_server_instances(global_config_dict)
+        GlobalConfigDictParser.collect_missing_value_paths(config)
+        GlobalConfigDictParser.raise_on_missing_values(global_config_dict)
         GlobalConfigDictParser.parse_global_config_dict_from_cli()
         GlobalConfigDictParser.load_extra_config_paths(config_paths)
         GlobalConfigDictParser.detect_and_report_almost_servers(global_config_dict)
         format_almost_server_warning(server_name, error)
     """,
+    "nemo_gym.judge": """
+        ResponseT
+    """,
+    "nemo_gym.rollout_reverification": """
+        JUDGE_FAILED_FAILURE_CLASS='judge_failed'
+        RolloutReverificationConfig
+        RolloutReverificationConfig.materialized_inputs_jsonl_fpath
+        RolloutReverificationConfig.rollouts_jsonl_fpath
+        RolloutReverificationConfig.output_jsonl_fpath
+        RolloutReverificationConfig.force
+        RolloutReverificationConfig.disable_aggregation
+        RolloutReverificationConfig.num_samples_in_parallel
+        RolloutReverificationConfig.limit
+        RolloutReverificationConfig.overwrite
+        RolloutReverificationConfig.resume_from_cache
+        RolloutReverificationConfig.judge_failed_only
+        RolloutReverificationConfig.append
+        RolloutReverificationConfig.upload_rollouts
+        InputRolloutPair(input, rollout)
+        OutputPaths(output, failures)
+        CacheKeysByStatus(successful_keys, terminal_keys, maxed_out_keys)
+        summarize_cache_usage(cache, all_payloads, filtered_payloads)
+        RolloutReverificationHelper
+        RolloutReverificationHelper.run_from_config(config)
+    """,
     "nemo_gym.rollout_collection": """
+        NG_TRAJECTORY_KEY='ng_trajectory'
+        SharedRolloutCollectionConfig.rollout_collection_driver
+        RolloutCollectionConfig.skills
+        loads_jsonl_line(raw, fpath, line_no)
         SharedRolloutCollectionConfig
         RolloutCollectionConfig
     """,
