@@ -8,23 +8,29 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from dataclasses import fields as fields_of
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from nemo_gym.cli.command import command
+from nemo_gym.config.components import MANIFEST_NAME, benchmark_configs, environment_configs, server_configs
 from nemo_gym.errors import ConfigError
+from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
+from nemo_gym.paths import resolve_for_reading
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 from nemo_gym.terminal import harmless_json, print_line
+
+if TYPE_CHECKING:
+    from nemo_gym.schemas.manifest import WorkloadManifest
 
 logger = logging.getLogger(__name__)
 
 Kind = Literal["environment", "benchmark"]
 _NO_MANIFEST = "no-manifest"
 _FILTERS = ("domain", "modality", "licensing", "status", "lifecycle")
-_WITHOUT_MANIFEST_ENDING = "config"
 
 
 class CatalogConfig(BaseNeMoGymCLIConfig):
@@ -50,6 +56,10 @@ class CatalogConfig(BaseNeMoGymCLIConfig):
     """Only those whose manifest says so."""
     json_format: bool = Field(default=False, alias="json")  # `json` itself is a method of every pydantic model
     """Print one JSON list instead of a table; of one component, an object."""
+
+
+class ManifestError(ConfigError, ValueError):
+    """A manifest that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +159,6 @@ def _in_words(value: Any) -> str:
 def catalog() -> list[tuple[Entry, str]]:
     """Every environment and benchmark, by name, each with the path of its config."""
     from nemo_gym.cli.gallery import components_in
-    from nemo_gym.config.components import benchmark_configs, environment_configs
-    from nemo_gym.keys import RESOURCES_TYPE
 
     found: dict[tuple[str, str], tuple[Entry, str]] = {}
     for kind, configs in (("environment", environment_configs()), ("benchmark", benchmark_configs())):
@@ -160,17 +168,52 @@ def catalog() -> list[tuple[Entry, str]]:
             is_servers = each.config_path.startswith(f"{RESOURCES_TYPE}/")
             own_kind: Kind = "benchmark" if kind == "benchmark" or "benchmark" in each.tasks else "environment"
             name = f"{RESOURCES_TYPE}/{each.name}" if is_servers else each.name
-            entry = Entry(name, own_kind, _NO_MANIFEST, each.domain or None, each.description or None)
-            found.setdefault((own_kind, name), (entry, each.config_path))
+            entry = None if is_servers else described(each.config_path, own_kind)
+            entry = entry or Entry(name, own_kind, _NO_MANIFEST, each.domain or None, each.description or None)
+            found.setdefault((own_kind, entry.name), (entry, each.config_path))
     named = {key for key in found if not key[1].startswith(f"{RESOURCES_TYPE}/")}
     kept = [pair for key, pair in found.items() if (key[0], key[1].rpartition("/")[2]) not in named or key in named]
     return sorted(kept, key=lambda pair: (pair[0].name.casefold(), pair[0].name, pair[0].kind))
 
 
+def described(config_path: str, kind: Kind) -> Entry | None:
+    """What the manifest beside a `config.yaml` says; None without one, or with a warning if it is of no use."""
+    path = resolve_for_reading(config_path, Path.is_file).with_name(MANIFEST_NAME)
+    if Path(config_path).name != "config.yaml" or not path.is_file():
+        return None
+    try:
+        manifest = load_manifest(path, kind, Path(*Path(config_path).parts[1:-1]).as_posix())
+    except ManifestError as error:
+        logger.warning("%s; it is listed without its manifest", error)
+        return None
+    fields = manifest.model_dump(include={each.name for each in fields_of(Entry)})
+    return Entry(status="experimental", **fields)
+
+
+def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":
+    """The manifest at `path`, which is that of the workload of this kind and name.
+
+    Raises:
+        ManifestError: it cannot be read, is not complete, or is about something else; all problems are named.
+    """
+    from nemo_gym.config.files import load_yaml
+    from nemo_gym.schemas.manifest import WorkloadManifest
+
+    try:
+        manifest = WorkloadManifest.model_validate(load_yaml(path))
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']}" for item in error.errors()]
+        raise ManifestError(f"{path}: {'; '.join(text.replace('Value error, ', '') for text in found)}") from error
+    except ConfigError as error:
+        raise ManifestError(str(error)) from error
+    if (manifest.kind, manifest.name) != (kind, name):
+        said = f"the {manifest.kind} {manifest.name!r}"
+        raise ManifestError(f"{path} says that it is of {said}, but its folder is that of the {kind} {name!r}")
+    return manifest
+
+
 def _agents() -> list[dict[str, Any]]:
     from nemo_gym.cli.gallery import components_in, read_tree
-    from nemo_gym.config.components import server_configs
-    from nemo_gym.keys import AGENTS_TYPE
 
     by_folder: dict[str, dict[str, Any]] = {}
     for each in components_in(server_configs(AGENTS_TYPE), AGENTS_TYPE):
@@ -192,8 +235,6 @@ def _agents() -> list[dict[str, Any]]:
 
 
 def _models() -> list[dict[str, Any]]:
-    from nemo_gym.config.components import server_configs
-    from nemo_gym.keys import MODELS_TYPE
 
     named = server_configs(MODELS_TYPE)
     return [{"name": name, "model": name, "model_group": Path(path).parts[1]} for name, path in named.items()]
@@ -201,8 +242,6 @@ def _models() -> list[dict[str, Any]]:
 
 def _resources_servers() -> list[dict[str, Any]]:
     from nemo_gym.cli.gallery import components_in
-    from nemo_gym.config.components import server_configs
-    from nemo_gym.keys import RESOURCES_TYPE
 
     rows: dict[str, dict[str, Any]] = {}
     for each in components_in(server_configs(RESOURCES_TYPE), RESOURCES_TYPE):

@@ -107,6 +107,7 @@ _KIND = _value("--kind", choices=("environment", "benchmark"), meaning="Which of
 _CATALOG_KIND = _value("--kind", sets="catalog_kind", choices=("environment", "benchmark"))
 _LISTED = (_JSON, _SEARCH_DIR)
 _REVISION = Flag(("--revision",), ("revision",), meaning="The version of the data set.")
+_NOT_SCAFFOLDED = "Not offered here: a new environment begins with --resources-server."
 _CATALOG = "nemo_gym.cli.catalog:main"
 _WORKLOAD = "nemo_gym.cli.workloads"
 _REGISTRY = "nemo_gym.dataset_orchestrator"
@@ -190,7 +191,11 @@ TREE: tuple[Leaf, ...] = (
             _switch("--download", sets="should_download"),
         ),
     ),
-    Leaf(("env", "init"), "init_resources_server", (_FOLDER,)),
+    Leaf(
+        ("env", "init"),
+        "init_resources_server",
+        (_FOLDER, _own("--environment", _NOT_SCAFFOLDED), _own("--benchmark", _NOT_SCAFFOLDED)),
+    ),
     Leaf(("env", "resolve"), "dump_config", (_CONFIG, *_ASSETS, *_MODEL)),
     Leaf(("env", "validate"), "validate", (_CONFIG, *_ASSETS, *_MODEL)),
     Leaf(
@@ -203,6 +208,12 @@ TREE: tuple[Leaf, ...] = (
         "test",
         (_FOLDER, _SEARCH_DIR),
         summary="Run the tests of one server, or of all",
+    ),
+    Leaf(
+        ("env", "publish"),
+        f"{_WORKLOAD}:no_publishing",
+        positional="NAME",
+        summary="Check a workload before it is published: not available here",
     ),
     Leaf(("env", "start"), "run", (_CONFIG, *_ASSETS, *_MODEL)),
     Leaf(

@@ -43,6 +43,15 @@ def no_gitlab(config: NotOfferedConfig) -> None:
     )
 
 
+@command(NotOfferedConfig, name="gym env", reads_config=False)
+def no_publishing(config: NotOfferedConfig) -> None:
+    """Manifests are read and listed, but neither written nor tested here."""
+    raise ConfigError(
+        "manifests are read and listed (gym list environments), but neither written nor tested here; begin with "
+        "gym env init --resources-server <name>, check with gym env validate, and run its tests with gym env test"
+    )
+
+
 @command(NotOfferedConfig, name="gym eval submit", reads_config=False)
 def no_submit(config: NotOfferedConfig) -> None:
     """Files of jobs are not read here: `gym eval slurm` writes the jobs of a run from its options."""

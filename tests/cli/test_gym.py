@@ -134,6 +134,7 @@ def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> 
         ("evl run", "gym has no command 'evl'. Did you mean `eval`?"),
         ("eval rum", "gym eval has no command 'rum'. Did you mean `run`?"),
         ("eval run --limt 3", "unrecognized arguments: --limt. Did you mean `--limit`?"),
+        ("eval run --model-api-kee=secret", "unrecognized arguments: --model-api-kee. Did you mean `--model-api-key`?"),
         ("eval run --limit", "--limit: expected one argument"),
         (
             "dataset collate --mode example_valdation",
@@ -150,6 +151,8 @@ def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> 
         ("dataset upload --storage gitlab -i x", "not uploaded to or downloaded from GitLab here; use --storage hf"),
         ("dataset rm --name old", "the GitLab registry needs mlflow_tracking_uri and mlflow_tracking_token"),
         ("eval submit --config jobs.yaml", "gym eval slurm (ng_slurm) writes the Slurm jobs"),
+        ("env publish mine", "manifests are read and listed (gym list environments), but neither written nor tested"),
+        ("env init --benchmark mine", "begin with gym env init --resources-server <name>"),
         ("eval profile", "+rollouts_jsonl_fpath=<text> is required"),
         ("--verson", "unrecognized arguments: --verson. Did you mean `--version`?"),
     ],
@@ -159,6 +162,7 @@ def test_a_mistake_is_one_message_on_stderr_with_what_was_meant(script: Script, 
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
 
 
 def test_a_group_alone_and_gym_alone_show_both_spellings_of_their_commands(script: Script) -> None:
@@ -290,3 +294,73 @@ def test_the_page_about_commands_has_both_spellings_side_by_side() -> None:
     page = (PARENT_DIR / "docs/commands.md").read_text(encoding="utf-8")
     missing = [info.name for info in COMMANDS if f"`ng_{info.name}` | `{spelled_as_gym(info.name)}` |" not in page]
     assert missing == []
+
+
+MANIFEST: dict[str, Any] = {
+    "name": "school/exam",
+    "version": 2,
+    "kind": "benchmark",
+    "integration_profile": "custom-gym-verifier",
+    "domain": "math",
+    "description": "Sums.",
+    "modality": "text",
+    "authors": ["me"],
+    "reward": {"range": [0, 1], "higher_is_better": True},
+    "resources_server": "gsm8k",
+    "agent_server": "gsm8k_agent",
+    "model_server": "policy_model",
+    "canonical_split": "benchmark",
+    "standard_prompt_config": "prompt.yaml",
+    "licensing": "Apache-2.0",
+    "datasets": [{"name": "exam", "type": "benchmark", "jsonl_fpath": "x.jsonl", "prepare_script": "prepare.py"}],
+}
+
+
+def write_workload(folder: Path, manifest: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text((PARENT_DIR / "benchmarks/gsm8k/config.yaml").read_text())
+    (folder / "manifest.yaml").write_text(json.dumps(manifest))
+
+
+def test_a_manifest_says_more_about_a_workload(script: Script, tmp_path: Path) -> None:
+    write_workload(tmp_path / "benchmarks/school/exam", MANIFEST)
+    (found,) = listed(script, "list", "environments", "--status", "experimental")
+    assert found == {
+        "name": "school/exam",
+        "kind": "benchmark",
+        "status": "experimental",
+        "domain": "math",
+        "description": "Sums.",
+        "version": "2",
+        "integration_profile": "custom-gym-verifier",
+        "modality": "text",
+        "licensing": "Apache-2.0",
+        "lifecycle": "active",
+    }
+    done = script("gym", "list", "environments", "--licensing", "apache-2.0")
+    assert "manifests 1/1" in done.stdout
+    assert translated("eval", "run", "--benchmark", "school/exam")[1] == ["+benchmark=school/exam/config"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "exam"}, "but its folder is that of the benchmark 'school/exam'"),
+        ({"licence": "MIT"}, "licence: Extra inputs are not permitted"),
+        ({"model_server": None}, "integration_profile custom-gym-verifier needs a model_server"),
+        ({"rollout_driver": "a:b"}, "rollout_driver belongs to integration_profile external-rollout-driver"),
+        ({"canonical_split": None}, "a benchmark needs canonical_split and standard_prompt_config"),
+        ({"reward": {"range": [1, 0], "higher_is_better": True}}, "write the lowest reward first"),
+        ({"authors": []}, "authors: List should have at least 1 item"),
+        ({"authors": ["me", "me"]}, "authors names somebody twice"),
+    ],
+)
+def test_a_manifest_that_is_wrong_costs_a_warning_and_hides_nothing(
+    script: Script, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    write_workload(tmp_path / "benchmarks/school/exam", MANIFEST | change)
+    done = script("gym", "list", "benchmarks", "--json")
+    assert done.returncode == 0
+    assert said in done.stderr
+    names = {entry["name"]: entry["status"] for entry in json.loads(done.stdout)}
+    assert names["school/exam/config"] == names["gsm8k"] == "no-manifest"

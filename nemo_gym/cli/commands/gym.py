@@ -110,9 +110,10 @@ def _show(leaf: Leaf) -> NoReturn:
 
 
 def _refuse_flags(unknown: Sequence[str], known: Sequence[str]) -> None:
-    if unknown:
-        hints = "".join(dict.fromkeys(hint(flag.partition("=")[0], known) for flag in unknown))
-        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}.{hints}")
+    names = [flag.partition("=")[0] for flag in unknown]  # without values, which may be secrets
+    if names:
+        hints = "".join(dict.fromkeys(hint(name, known) for name in names))
+        raise UsageError(f"unrecognized arguments: {' '.join(names)}.{hints}")
 
 
 class _Parser(ArgumentParser):
@@ -173,6 +174,8 @@ def _command_of(leaf: Leaf, given: Namespace) -> str:
         return "collect_rollouts"
     if leaf.words == ("env", "test") and given.resources_server is None:
         return "test_all"
+    if leaf.words == ("env", "init") and (given.environment or given.benchmark):
+        return "nemo_gym.cli.workloads:no_publishing"
     if getattr(given, "storage", None) == "gitlab":
         return "nemo_gym.cli.workloads:no_gitlab"
     return leaf.command
