@@ -229,3 +229,19 @@ def test_a_token_is_needed_and_cannot_be_made_up(shop: str, tmp_path: Path) -> N
         assert set(used["tools"]) == {"add", "close", "stock_apples"}
         assert used["answers"][0][0]
         assert header in used["answers"][0][1]
+
+
+@pytest.mark.parametrize("isolation", ["hosted", "process"])
+def test_a_server_whose_tools_cannot_be_offered_does_not_start_and_says_why(tmp_path: Path, isolation: str) -> None:
+    folder = tmp_path / "resources_servers/shop"
+    folder.mkdir(parents=True)
+    (folder / "app.py").write_text(
+        dedent(ENVIRONMENT).replace("body: AddRequest,", "body: AddRequest, other: AddRequest,")
+    )
+    (folder / "requirements.txt").write_text("")
+    (tmp_path / "shop.yaml").write_text(dedent(CONFIG).format(port=free_port(), isolation=isolation))
+    words = [GYM, "env", "start", "--config", "shop.yaml", "+head_server.port=0"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "shop: 'add' cannot be a tool over MCP: it takes 2 bodies (body, other)" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
