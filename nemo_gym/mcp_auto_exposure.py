@@ -328,7 +328,7 @@ async def call_direct(
     Raises:
         DirectDispatchError: it answers with an error status.
     """
-    path = re.sub(r"\{[^}]*\}", lambda _: path_value or "", binding.path)
+    path = re.sub(r"\{[^{}]*\}", lambda _: path_value or "", binding.path)
     body = json.dumps(arguments).encode()
     scope: Scope = {
         "type": "http",
