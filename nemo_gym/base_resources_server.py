@@ -3,7 +3,6 @@
 Authors subclass `SimpleResourcesServer`, implement `verify`, and add a route per tool.
 """
 
-import logging
 from abc import abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +31,9 @@ from nemo_gym.servers.routes import answers_with_row, never_waits
 from nemo_gym.servers.row_check import Handler, row_faults
 from nemo_gym.servers.sessions import SessionLifetimeMiddleware, SessionLifetimes
 
+if TYPE_CHECKING:
+    from nemo_gym.mcp_auto_exposure import MCPTool
+
 __all__ = [
     "RESERVED_TOOL_NAMES",
     "AggregateMetrics",
@@ -59,8 +61,6 @@ __all__ = [
     "SimpleServer",
     "normalize_tool_name",
 ]
-
-logger = logging.getLogger(__name__)
 
 NEMO_GYM_MCP_SESSION_TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 NEMO_GYM_MCP_METADATA_KEY = "mcp"
@@ -122,7 +122,7 @@ class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
     echo_row_fields: bool = True
     """Answer with the fields of a row that the server's types do not declare, too."""
     expose_tools_over_mcp: bool = False
-    """Accepted from configs written for it; tools are not offered over MCP yet, and a warning says so."""
+    """Offer the tools over MCP, too, at /mcp; /seed_session then answers where, and with which token."""
 
     REVERIFY_MODE: ClassVar[ReverifyMode] = ReverifyMode.UNKNOWN
 
@@ -147,8 +147,6 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         """The app with the standard routes; authors call this and add their tools."""
         app = self.new_app()
         app.user_middleware.append(Middleware(RolloutContextMiddleware))
-        if self.config.expose_tools_over_mcp:
-            logger.warning("%s: expose_tools_over_mcp has no effect yet: tools are plain routes", self.config.name)
         if type(self).end_session is not SimpleResourcesServer.end_session:
             is_shared = (self.config.num_workers or 1) > 1
             lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s, is_shared=is_shared)
@@ -162,6 +160,26 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         app.get("/reverify_reason", include_in_schema=False)(self._reverify_reason_route)
         app.post(ROW_CHECK_PATH, include_in_schema=False)(self._check_rows_route)
         return app
+
+    def complete_app(self) -> FastAPI:
+        """The app as it is served, with its tools over MCP if its config says so."""
+        app = super().complete_app()
+        if getattr(self.config, "expose_tools_over_mcp", False):
+            from nemo_gym.mcp_auto_exposure import maybe_auto_expose
+
+            maybe_auto_expose(self, app)
+        return app
+
+    def mcp_tools(self, harvested: "list[MCPTool]", catchall: Any | None) -> "list[MCPTool] | None":
+        """Which tools are offered over MCP: `harvested` are those with a route of their own.
+
+        `catchall.tool(name, input_schema, description)` makes one of a route with a parameter in its path.
+        """
+        return harvested
+
+    def mcp_allowed_tools_for_session(self, seed_body: dict[str, Any]) -> list[str] | None:
+        """The tools that the session of this row may use over MCP; None: all that are offered."""
+        return None
 
     @never_waits
     async def seed_session(self, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:

@@ -20,7 +20,11 @@ from nemo_gym.errors import (
 )
 from nemo_gym.keys import AGENT_REF_KEY_NAME as AGENT_REF_KEY
 from nemo_gym.keys import ROLLOUT_PATH_PREFIX, TOKEN_CAPTURE_PATH_SEGMENT
-from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.schemas.cli_config import (
+    DEPRECATED_UPLOAD_ROLLOUTS_KEY,
+    BaseNeMoGymCLIConfig,
+    UploadRolloutsConfigMixin,
+)
 from nemo_gym.schemas.data_config import (
     BaseUploadJsonlDatasetHuggingFaceConfig,
     DeleteJsonlDatasetGitlabConfig,
@@ -71,6 +75,7 @@ from nemo_gym.schemas.server_config import (
 
 __all__ = [
     "AGENT_REF_KEY",
+    "DEPRECATED_UPLOAD_ROLLOUTS_KEY",
     "ROLLOUT_PATH_PREFIX",
     "TOKEN_CAPTURE_PATH_SEGMENT",
     "AgentServerRef",
@@ -123,6 +128,7 @@ __all__ = [
     "UploadJsonlDatasetGitlabConfig",
     "UploadJsonlDatasetHuggingFaceConfig",
     "UploadJsonlDatasetHuggingFaceMaybeDeleteConfig",
+    "UploadRolloutsConfigMixin",
     "WANDBConfig",
     "did_you_mean",
     "is_almost_server",

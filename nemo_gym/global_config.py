@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nemo_gym.config import hosts
 from nemo_gym.config.checks import (
+    RaisingChecks,
     conflicting_definitions,
     missing_values,
     unknown_options,
@@ -273,7 +274,7 @@ __all__ = [
 ]
 
 
-class GlobalConfigDictParser:
+class GlobalConfigDictParser(RaisingChecks):
     """Turns the sources of a configuration into one complete, checked config."""
 
     def parse(self, parser_config: GlobalConfigDictParserConfig | None = None) -> DictConfig:

@@ -97,6 +97,11 @@ def parse_line(content: bytes | str, path: str | Path, number: int) -> Any:
         raise MalformedLineError(f"{path}, line {number}: {malformation(encoded, error)}") from error
 
 
+def loads_jsonl_line(raw: bytes | str, fpath: str | Path, line_no: int) -> Any:
+    """The same under the name that programs elsewhere know; raises as `parse_line`."""
+    return parse_line(raw, fpath, line_no)
+
+
 def malformation(content: bytes, error: ValueError) -> str:
     """What is wrong with a line that `parse` refused, for people."""
     reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)

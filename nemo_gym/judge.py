@@ -47,7 +47,7 @@ __all__ = [
 JUDGE_FAILED = "judge_failed"
 _REFUSALS = (400, 413, 422)
 
-_Answer = TypeVar("_Answer", bound=BaseModel)
+ResponseT = TypeVar("ResponseT", bound=BaseModel)
 _Result = TypeVar("_Result")
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
@@ -72,8 +72,8 @@ class JudgeEvaluation(BaseModel):
 
 
 async def call_judge(
-    server_client: ServerClient, *, server_name: str, url_path: str, json: Any, response_model: type[_Answer]
-) -> _Answer:
+    server_client: ServerClient, *, server_name: str, url_path: str, json: Any, response_model: type[ResponseT]
+) -> ResponseT:
     """Ask a judge model server.
 
     Raises:

@@ -131,6 +131,7 @@ ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
 ROLLOUT_ID_KEY_NAME = "_ng_rollout_id"
 TIMING_KEY_NAME = "_ng_timing"
+NG_TRAJECTORY_KEY = "ng_trajectory"
 RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
 PARTIAL_RESPONSE_KEY_NAME = "_ng_partial_response"
 RESPONSE_KEY_NAME = "response"
@@ -189,6 +190,7 @@ WELL_KNOWN_TEXT_KEYS: frozenset[str] = frozenset(
 NESTED_TEXT_KEYS: frozenset[str] = frozenset(
     {
         f"{HEAD_SERVER_KEY_NAME}.host",
+        "skills.path",
         *(f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.{name}" for name in ("instructions", "input", "model", "user")),
     }
 )

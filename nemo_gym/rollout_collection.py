@@ -64,7 +64,7 @@ from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.partial import WANTS_PARTIAL
 from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
-from nemo_gym.keys import TIMING_KEY_NAME
+from nemo_gym.keys import NG_TRAJECTORY_KEY, TIMING_KEY_NAME
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import RunFacts, masked_command
@@ -91,6 +91,7 @@ __all__ = [
     "NG_FAILURE_CLASS_KEY",
     "NG_NO_PERSIST_KEY",
     "NG_TERMINAL_KEY",
+    "NG_TRAJECTORY_KEY",
     "E2ERolloutCollectionConfig",
     "RolloutAggregationConfig",
     "RolloutAggregationHelper",  # noqa: F822 - imported when it is asked for
@@ -114,6 +115,7 @@ _LATER = {
     "_expand_input_glob": "nemo_gym.combine.shards:_expand_input_glob",
     "aggregate_rollouts": "nemo_gym.cli.commands.aggregate_rollouts:main",
     "collect_rollouts": "nemo_gym.cli.commands.collect_rollouts:main",
+    "loads_jsonl_line": "nemo_gym.jsonl:loads_jsonl_line",
 }
 """Names of this module that live above it, or need more than a trainer does: imported when they are asked for."""
 

@@ -3,8 +3,11 @@
 The steps live in `nemo_gym.collect.reverify`, the options in `nemo_gym.runs.options.reverify`.
 """
 
+import logging
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -18,9 +21,58 @@ from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import FailureClass, Result, task_order
 
-__all__ = ["JUDGE_FAILED_FAILURE_CLASS", "RolloutReverificationConfig", "RolloutReverificationHelper"]
+__all__ = [
+    "JUDGE_FAILED_FAILURE_CLASS",
+    "CacheKeysByStatus",
+    "InputRolloutPair",
+    "OutputPaths",
+    "RolloutReverificationConfig",
+    "RolloutReverificationHelper",
+    "summarize_cache_usage",
+]
+
+logger = logging.getLogger(__name__)
 
 JUDGE_FAILED_FAILURE_CLASS = FailureClass.JUDGE_FAILED.value
+
+
+@dataclass
+class InputRolloutPair:
+    """A stored rollout with the row it was made of."""
+
+    input: dict[str, Any]
+    rollout: dict[str, Any]
+
+
+@dataclass
+class OutputPaths:
+    """Where new verdicts go, and those that could not be had."""
+
+    output: Path
+    failures: Path
+
+
+@dataclass
+class CacheKeysByStatus:
+    """The rollouts, by task and rollout index, that an earlier run of the same output settled, and how."""
+
+    successful_keys: set[tuple[int, int]]
+    terminal_keys: set[tuple[int, int]]
+    maxed_out_keys: set[tuple[int, int]]
+
+
+def summarize_cache_usage(
+    cache: CacheKeysByStatus, all_payloads: list[dict[str, Any]], filtered_payloads: list[dict[str, Any]]
+) -> None:
+    """Say how much of what is asked for an earlier run has settled already."""
+    logger.info(
+        "%d of %d rollouts are left to be scored: %d are scored, %d must not be tried again, %d were tried too often",
+        len(filtered_payloads),
+        len(all_payloads),
+        len(cache.successful_keys),
+        len(cache.terminal_keys),
+        len(cache.maxed_out_keys),
+    )
 
 
 class RolloutReverificationHelper(BaseModel):

@@ -89,7 +89,7 @@ class Walk:
                 self._up.enter_context(servers(words, self.folder))
                 printed += (self.folder / "ng_run.out").read_text()
             elif (
-                re.match(r"ng_|python$", words[0])
+                re.match(r"ng_|(gym|python)$", words[0])
                 and words[1:2] != ["-c"]
                 and not _NEEDS_A_SHELL.search(re.sub(r"'[^']*'|\"[^\"]*\"", "", line))
             ):

@@ -23,6 +23,7 @@ from nemo_gym.errors import (
     ConfigMissingValuesError,
     ConfigPathNotFoundError,
     DuplicateInstanceError,
+    NoServerInstancesError,
     ServerRefNotFoundError,
     UnknownOptionError,
 )
@@ -480,3 +481,17 @@ def test_a_free_port_is_looked_for_in_the_range_of_the_config(monkeypatch: pytes
     asked: Any = find_open_port([9], max_retries=3)
 
     assert asked == ([9], 7, 20_000, 3)
+
+
+def test_checks_can_be_made_one_by_one() -> None:
+    parser = GlobalConfigDictParser()
+    empty, server = OmegaConf.create({"a": {"b": "???"}}), {"resources_servers": {"x": {"entrypoint": "app.py"}}}
+    assert parser.collect_missing_value_paths(empty) == ["a.b"]
+    with pytest.raises(ConfigMissingValuesError, match=r"a\.b"):
+        parser.raise_on_missing_values(empty)
+    with pytest.raises(NoServerInstancesError, match="defines no server"):
+        parser.raise_on_no_server_instances(empty)
+    whole = OmegaConf.create({"mine": server})
+    assert parser.collect_missing_value_paths(whole) == []
+    parser.raise_on_missing_values(whole)
+    parser.raise_on_no_server_instances(whole)

@@ -20,7 +20,7 @@ from tests.guides import Walk
 from tests.programs import WAIT_S, Program
 
 PAGES = [PARENT_DIR / "README.md", *sorted((PARENT_DIR / "docs").glob("*.md"))]
-COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:ng_|make |python |pip |bash |source |\.venv)")
+COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:ng_|gym |make |python |pip |bash |source |\.venv)")
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 AGENT = "example_single_tool_call_simple_agent"
 EXAMPLES = PARENT_DIR / "resources_servers/example_single_tool_call/data/example.jsonl"

@@ -7,8 +7,10 @@ from inspect import cleandoc, unwrap
 from pydantic import BaseModel
 
 from docs.site.fields import fields_table
-from docs.site.markdown import block, contents, escaped, page, table
+from docs.site.markdown import block, code, contents, escaped, page, table
 from nemo_gym.cli.registry import COMMANDS, GROUPS, CommandInfo, config_class_of
+from nemo_gym.cli.tree import TREE, Flag, spelled_as_gym, spelled_with_prefix
+from nemo_gym.cli.tree_help import summary_of
 from nemo_gym.schemas.cli_config import Shortcuts
 
 FOLDER = "reference/commands"
@@ -17,6 +19,7 @@ FOLDER = "reference/commands"
 def pages() -> dict[str, str]:
     """Path and text of every page."""
     made = {f"{FOLDER}/ng_{info.name}.md": _page(info) for info in COMMANDS}
+    made[f"{FOLDER}/gym.md"] = _tree()
     made[f"{FOLDER}/index.md"] = _index()
     return made
 
@@ -24,15 +27,49 @@ def pages() -> dict[str, str]:
 def _index() -> str:
     parts = [
         "# Every command",
-        "Options are written `+name=value`. [Commands](../../commands.md) explains how, and what exit codes mean.",
+        "Options are written `+name=value`. [Commands](../../commands.md) explains how, and what exit codes mean. "
+        "Every command has two spellings; [gym](gym.md) lists the flags of the second.",
     ]
     for group in GROUPS:
         infos = [info for info in COMMANDS if info.group == group]
         if infos:
-            rows = [(f"[`ng_{info.name}`](ng_{info.name}.md)", escaped(info.summary)) for info in infos]
-            parts += [f"## {group}", table(("Command", "Does"), rows)]
-    parts.append(contents([f"ng_{info.name}" for info in COMMANDS]).replace("\n\n", "\n:hidden:\n\n", 1))
+            rows = [
+                (f"[`ng_{info.name}`](ng_{info.name}.md)", code(spelled_as_gym(info.name)), escaped(info.summary))
+                for info in infos
+            ]
+            parts += [f"## {group}", table(("Command", "Also typed as", "Does"), rows)]
+    parts.append(contents(["gym", *(f"ng_{info.name}" for info in COMMANDS)]).replace("\n\n", "\n:hidden:\n\n", 1))
     return page(*parts)
+
+
+def _tree() -> str:
+    """The page of the tree: every command with its flags, and the options they stand for."""
+    parts = [
+        "# gym",
+        "The commands as one tree: `gym <group> <command>`, with flags. `ng` is the same program. A flag stands for an "
+        "option of the other spelling; whatever option that one takes can be given as `+name=value` as well, and "
+        "output, files and exit codes are the same. `gym`, `gym eval` and `gym eval run --help` explain themselves.",
+    ]
+    for leaf in TREE:
+        other = spelled_with_prefix(leaf)
+        link = f" The other spelling is [`{other}`]({other}.md)." if other else ""
+        rows = [
+            (code(" ".join(filter(None, [", ".join(flag.spellings), flag.placeholder]))), _sets(flag))
+            for flag in leaf.flags
+        ]
+        parts += [
+            f"## {leaf.title}",
+            f"{escaped(summary_of(leaf))}.{link}",
+            table(("Flag", "Stands for"), rows) if rows else "",
+        ]
+    return page(*parts)
+
+
+def _sets(flag: Flag) -> str:
+    if flag.role in ("option", "entrypoint"):
+        ending = "=true" if flag.is_switch else ""
+        return ", ".join(code(f"+{key}" if "=" in key else f"+{key}{ending}") for key in flag.sets)
+    return escaped(flag.meaning)
 
 
 def _page(info: CommandInfo) -> str:
@@ -48,7 +85,7 @@ def _page(info: CommandInfo) -> str:
         "## Options",
         options or "This command has no options of its own.",
         _short_ways(config_class),
-        f"Also installed as `nemo_gym_{info.name}`. "
+        f"Also installed as `nemo_gym_{info.name}`, and typed as [`{spelled_as_gym(info.name)}`](gym.md). "
         "Config files and every key in them can be given as well: see [Configuration](../../configuration.md).",
     )
 

@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TextIO, TypeVar
 from pydantic import BaseModel
 
 from nemo_gym.cli.entry import interruptible
-from nemo_gym.cli.registry import HELP_OPTIONS, all_options, shortcuts_of
+from nemo_gym.cli.registry import HELP_OPTIONS, all_options, bare_name, shortcuts_of
+from nemo_gym.cli.tree import spelled_as_gym
 from nemo_gym.config.options import Option, meanings_of, options_of, validate_options
 from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.keys import NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
@@ -175,7 +176,8 @@ def _option_lines(option: Option, meaning: str, width: int) -> str:
 
 def _closing(program: str, *, reads_config: bool) -> str:
     prefix = "nemo_gym_" if program.startswith("nemo_gym_") else "ng_"
-    listing = f"{prefix}help lists every command."
+    other = spelled_as_gym(bare_name(program))
+    listing = f"{f'Also typed as `{other}`; ' if other else ''}{prefix}help lists every command."
     if not reads_config:
         return listing
     return (

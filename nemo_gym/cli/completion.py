@@ -7,10 +7,12 @@ which answers one candidate per line. It must answer at once, so nothing here lo
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from nemo_gym.cli.assets import names_of
 from nemo_gym.cli.registry import HELP, config_class_of, find_command, shortcuts_of
+from nemo_gym.cli.tree import LIST_TYPES, TREE, Flag, Leaf, leaves_below
 from nemo_gym.config.components import KINDS, agent_names, benchmark_configs, environment_configs, server_configs
 from nemo_gym.config.options import Option, options_of
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MODELS_TYPE, SERVER_TYPES
@@ -22,6 +24,9 @@ _UNTYPABLE = frozenset(" \t\n\"'\\,[]{}()$&|;<>*?`!")
 """A file whose name has one of these would need quoting that differs by shell and place."""
 
 _MAX_LONE_FOLDERS = 10
+PROGRAMS = ("gym", "ng")
+"""What the tree of commands is typed after."""
+_VERBOSE = ("-v", "--verbose")
 _NAMES_OF: Mapping[str, Callable[[], Iterable[str]]] = {
     "agent_name": agent_names,
     "benchmark": benchmark_configs,
@@ -152,13 +157,70 @@ def _files(typed: str) -> Iterator[str]:
                 yield path
 
 
-def answer(shell: str, script: str, line: str, replaced: str) -> list[str]:
-    """The candidates in the form a shell wants them.
+def tree_candidates(before: Sequence[str], word: str) -> list[str]:
+    """What `word`, typed after the words `before`, could become: whole words, sorted; a space ends what is complete."""
+    words: tuple[str, ...] = ()
+    for index, typed in enumerate(before):
+        if typed in _VERBOSE and not words:
+            continue
+        words = (*words, typed)
+        leaf = next((leaf for leaf in TREE if leaf.words == words), None)
+        if leaf is not None:
+            return sorted(_after(leaf, before[index + 1 :], word))
+    below = {leaf.words[len(words)] for leaf in leaves_below(words) if len(leaf.words) > len(words)}
+    flags = () if words else ("--version", "--verbose")
+    return sorted(f"{each} " for each in (*below, *flags, "--help") if each.startswith(word) and _shows(each, word))
+
+
+def _shows(candidate: str, word: str) -> bool:
+    """Flags are offered once a dash is typed."""
+    return word.startswith("-") or not candidate.startswith("-")
+
+
+def _after(leaf: Leaf, before: Sequence[str], word: str) -> Iterable[str]:
+    flags = {spelling: flag for flag in leaf.flags for spelling in flag.spellings}
+    flag = flags.get(before[-1]) if before else None
+    if flag is not None and not flag.is_switch:
+        return [f"{value} " if not value.endswith("/") else value for value in _flag_values(flag, word)]
+    name, equals, value = word.partition("=")
+    if equals and name in flags:
+        return [f"{name}={found}" for found in _flag_values(flags[name], value)]
+    if word.startswith("-"):
+        return [
+            f"{each} " for each in (*(flag.name for flag in leaf.flags), "--help", "--verbose") if each.startswith(word)
+        ]
+    if leaf.words == ("search",) and not before:
+        return [f"{each} " for each in LIST_TYPES if each.startswith(word)]
+    options = candidates(f"ng_{leaf.command}", word) if ":" not in leaf.command else []
+    return options if word else [*(f"{flag.name} " for flag in leaf.flags), *options]
+
+
+def _flag_values(flag: Flag, typed: str) -> Iterable[str]:
+    if flag.choices:
+        found: Iterable[str] = flag.choices
+    elif flag.role == "asset":
+        found = names_of(flag.sets[0])
+    elif flag.role == "entrypoint":
+        found = [name for name in names_of("resources_server") if "/" not in name]
+    elif flag.role == "config":
+        found = config_files(typed)
+    else:
+        takes_file = flag.role == "search_dir" or any(key.endswith(("path", "_glob", "input")) for key in flag.sets)
+        found = _files(typed) if takes_file else ()
+    return [value for value in found if value.startswith(typed)]
+
+
+def answer(shell: str, script: str, line: str, replaced: str, before: str = "") -> list[str]:
+    """The candidates in the form a shell wants them; `before` are the words of a line that has only the last one.
 
     bash replaces only what follows the last `=` or `:`, so only that part is handed to it; zsh replaces the whole word.
     """
     word = current_word(line)
-    whole = candidates(script, word)
+    if Path(script).name in PROGRAMS:
+        words = line[: len(line) - len(word)].split()[1:] if shell == "bash" else before.split()
+        whole = tree_candidates(words, word)
+    else:
+        whole = candidates(script, word)
     if shell != "bash":
         return whole
     kept = len(word) - len(current_word(replaced))
@@ -166,5 +228,5 @@ def answer(shell: str, script: str, line: str, replaced: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    for candidate in answer(*sys.argv[1:5]):
+    for candidate in answer(*sys.argv[1:6]):
         print(candidate)

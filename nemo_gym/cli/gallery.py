@@ -60,20 +60,21 @@ class Component:
 
 def environments() -> list[Component]:
     """Every environment."""
-    return _components(environment_configs(), RESOURCES_TYPE)
+    return components_in(environment_configs(), RESOURCES_TYPE)
 
 
 def agents() -> list[Component]:
     """Every agent that can be given an environment; those of environments are listed with these."""
-    return _components(server_configs(AGENTS_TYPE), AGENTS_TYPE)
+    return components_in(server_configs(AGENTS_TYPE), AGENTS_TYPE)
 
 
 def models() -> list[Component]:
     """Every model server."""
-    return _components(server_configs(MODELS_TYPE), MODELS_TYPE)
+    return components_in(server_configs(MODELS_TYPE), MODELS_TYPE)
 
 
-def _components(configs: Mapping[str, str], server_type: str) -> list[Component]:
+def components_in(configs: Mapping[str, str], server_type: str) -> list[Component]:
+    """What these configs say; one that cannot be read is left out with a warning."""
     found = []
     for name, path in configs.items():
         try:

@@ -299,6 +299,7 @@ def _settings(manifest: RunManifest, agent: str) -> Settings:
         **dict(_leaves(options.get(RESPONSES_CREATE_PARAMS_KEY_NAME), RESPONSES_CREATE_PARAMS_KEY_NAME)),
         "num_repeats": repeats_of(options.get("num_repeats", 1), agent),
         "num_repeats_add_seed": bool(options.get("num_repeats_add_seed")),
+        "skills": (options.get("skills") or {}).get("path"),
         "prompt_config": None if manifest.prompt is None else f"sha256 {manifest.prompt.sha256[:12]}",
         "models": sorted(manifest.models),
         **{

@@ -10,16 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
 from pydantic import ValidationError
 
 from nemo_gym.config.files import ConfigFile
-from nemo_gym.config.interpolations import names_used_by_interpolations
+from nemo_gym.config.interpolations import names_used_by_interpolations, plain_tree
 from nemo_gym.config.overrides import Change
 from nemo_gym.config.trees import leaves, path_parts, walk
 from nemo_gym.errors import (
     ConfigError,
     ConfigMissingValuesError,
     DuplicateInstanceError,
+    NoServerInstancesError,
     UnknownOptionError,
     did_you_mean,
     listed,
@@ -42,6 +44,27 @@ logger = logging.getLogger(__name__)
 
 _MEANT_BY = {"model": "policy_model_name", "input": "input_jsonl_fpath"}
 """Parameters of a request that nobody wants to set for every row."""
+
+
+class RaisingChecks:
+    """Checks of a config for programs that make them one by one: what is wrong is raised."""
+
+    def raise_on_no_server_instances(self, global_config_dict: DictConfig) -> None:
+        """Raise `NoServerInstancesError` if nothing in the config is a server."""
+        if not any(server_types_in(block) for block in plain_tree(global_config_dict).values()):
+            raise NoServerInstancesError(
+                "the configuration defines no server, so there is nothing to start; name an environment and a model, "
+                "or their config files in config_paths"
+            )
+
+    def collect_missing_value_paths(self, config: DictConfig) -> list[str]:
+        """The paths of all values still marked `???`."""
+        return [path for path, value in leaves(plain_tree(config)) if value == MISSING]
+
+    def raise_on_missing_values(self, global_config_dict: DictConfig) -> None:
+        """Raise `ConfigMissingValuesError` if there are such values; all of them are named."""
+        for problem in missing_values(plain_tree(global_config_dict)):
+            raise problem
 
 
 def missing_values(tree: Mapping[str, Any]) -> list[ConfigError]:

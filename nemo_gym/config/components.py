@@ -15,6 +15,8 @@ from nemo_gym.paths import component_search_roots
 
 BENCHMARKS_FOLDER = "benchmarks"
 ENVIRONMENTS_FOLDER = "environments"
+MANIFEST_NAME = "manifest.yaml"
+"""What describes a workload beside its config, and is none."""
 _OF_SERVERS = ("*/configs/*.yaml", "*/*/configs/*.yaml")
 _TOP_LEVEL = re.compile(r"(?P<name>[^\s#:'\"][^:'\"]*):\s*(?:#.*)?")
 _BENCHMARK = re.compile(r"\btype:\s*[\"']?benchmark\b")
@@ -144,6 +146,6 @@ def _named_by_path(kind: str, is_wanted: Callable[[Path], bool]) -> dict[str, st
     for root in component_search_roots():
         folder = root / kind
         for path in sorted(folder.rglob("*.yaml")) if folder.is_dir() else ():
-            if path.is_file() and is_wanted(path):
+            if path.name != MANIFEST_NAME and path.is_file() and is_wanted(path):
                 found.setdefault(config_name(path.relative_to(folder)), path.relative_to(root).as_posix())
     return dict(sorted(found.items()))

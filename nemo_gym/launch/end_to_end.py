@@ -6,6 +6,8 @@ servers: the environments, and the models that these ask as judges.
 
 import asyncio
 import contextlib
+import importlib
+import inspect
 import logging
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from nemo_gym.collect.run_servers import model_names
 from nemo_gym.collect.server_watch import servers_needed_by
 from nemo_gym.collect.summary import RunSummary, find_settled
 from nemo_gym.data.declared import datasets_of
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, GymError, did_you_mean
 from nemo_gym.global_config import find_open_port
 from nemo_gym.http.addresses import server_names
 from nemo_gym.http.pace_books import sets_pace
@@ -38,7 +40,7 @@ from nemo_gym.keys import (
 )
 from nemo_gym.launch.offline_metrics import OfflineAgents
 from nemo_gym.launch.run_helper import RunHelper
-from nemo_gym.paths import require_possible_folder
+from nemo_gym.paths import require_possible_folder, search_servers_in_all_roots
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.rollout_reverification import RolloutReverificationHelper
 from nemo_gym.runs.lock import only_writer
@@ -62,18 +64,69 @@ _LET_GO_TIMEOUT_S = 30.0
 def run_end_to_end(
     config: E2ERolloutCollectionConfig, global_config: DictConfig, command: Sequence[str] = ()
 ) -> RunSummary | None:
-    """Do all of it; what the run came to, or None after a dry run.
+    """Do all of it; what the run came to, or None after a dry run, or if somebody else's function has collected.
 
     Raises:
         ConfigError: the data or the servers are not as they should be.
         GymError: a server cannot be started, or ended on its own.
     """
+    driver = None if config.rollout_collection_driver is None else _driver(config.rollout_collection_driver)
     paths = config.paths
     check_output(paths, is_resumed=config.resume_from_cache and paths.rollouts.exists())
     rows = prepare_rows(config, global_config)
     logger.info("Prepared data sets: %s", config.prepared_dirpath)
     logger.info("Rows of this run: %s", rows)
+    if driver is not None:
+        _drive(driver, config.for_rows_in(rows), global_config)
+        return None
     return collect_with_servers(config.for_rows_in(rows), global_config, command)
+
+
+class DriverError(GymError):
+    """A function that collects in place of the collector has failed."""
+
+
+def _driver(name: str) -> Callable[[RolloutCollectionConfig, DictConfig], Any]:
+    """The function that `rollout_collection_driver` names; its module is looked for in all search roots."""
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(
+            f"+rollout_collection_driver={name}: it is written <module>:<function>, such as my.module:collect"
+        )
+    search_servers_in_all_roots()
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"+rollout_collection_driver={name}: {module_name} cannot be imported: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        hint = did_you_mean(function_name, vars(module))
+        raise ConfigError(f"+rollout_collection_driver={name}: {module_name} has no function {function_name!r}{hint}")
+    return function  # type: ignore[no-any-return]
+
+
+def _drive(
+    driver: Callable[[RolloutCollectionConfig, DictConfig], Any],
+    config: RolloutCollectionConfig,
+    global_config: DictConfig,
+) -> None:
+    """Start the servers, have `driver` collect, stop; what it writes, and where, is its own business."""
+
+    async def collect() -> None:
+        try:
+            result = driver(config, global_config)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            if isinstance(error, GymError):
+                raise
+            name = config.rollout_collection_driver
+            raise DriverError(f"rollout_collection_driver {name} failed: {type(error).__name__}: {error}") from error
+
+    with _started(global_config, quiet=config.json_format) as session:
+        if not global_config.get(DRY_RUN_KEY_NAME):
+            logger.info("%s collects into %s", config.rollout_collection_driver, config.paths.rollouts)
+            runtime.run(session.do(collect()))
 
 
 def plan_end_to_end(config: E2ERolloutCollectionConfig, global_config: DictConfig) -> RunPlan:

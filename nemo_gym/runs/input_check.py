@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from nemo_gym.keys import (
     RESPONSES_CREATE_PARAMS_KEY_NAME,
     ROLLOUT_ID_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
+    SKILLS_REF_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
 from nemo_gym.paths import candidates, near_files, resolve_for_reading
@@ -38,6 +40,7 @@ from nemo_gym.runs.options import DEFAULT_ENTRY, RolloutCollectionConfig, repeat
 from nemo_gym.runs.options.choosing import ChoosingOptions, selection_text
 from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.record import Row, SeenFilter
+from nemo_gym.skills import load_skill_directory
 
 if TYPE_CHECKING:
     from nemo_gym.runs.chosen import Chosen
@@ -83,6 +86,8 @@ class RowRules:
     """The part of the rows that this run has; the others are checked and numbered all the same."""
     choosing: ChoosingOptions | None = None
     """What chooses some of the rows; None when all are meant."""
+    skills_path: str | None = None
+    """The folder of the skills that rows are to name."""
 
     @classmethod
     def of(cls, config: RolloutCollectionConfig) -> "RowRules":
@@ -97,7 +102,13 @@ class RowRules:
             add_seed=config.num_repeats_add_seed,
             shard=config.chosen_shard,
             choosing=_choosing(config),
+            skills_path=config.skills.path if config.skills else None,
         )
+
+    @cached_property
+    def skills_ref(self) -> dict[str, Any]:
+        """What rows say about the skills; read when it is needed, which a run that goes on with its rows does not."""
+        return load_skill_directory(self.skills_path or "").model_dump()
 
     def repeats_of(self, agent: str) -> int | None:
         """How often a row of `agent` is rolled out; None when that is not said."""
@@ -117,6 +128,8 @@ class RowRules:
         """
         if self.prompt is not None:
             self._fill_prompt(row, self.prompt, problems)
+        if self.skills_path is not None:
+            row[SKILLS_REF_KEY_NAME] = self.skills_ref
         agent = self._fill_agent(row, problems)
         params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
         if params is None and self.prompt is None:

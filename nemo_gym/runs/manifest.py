@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
 _ONLY_IF_ANY = ("adaptive", "not_needed")
-_ROW_OPTIONS = ("agent_name", "responses_create_params", "num_repeats_add_seed")
+_ROW_OPTIONS = ("agent_name", "responses_create_params", "num_repeats_add_seed", "skills")
 
 
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from nemo_gym.keys import (
     RESPONSE_KEY_NAME,
     RESPONSES_CREATE_PARAMS_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
+    SKILLS_REF_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
 from nemo_gym.paths import write_aside
@@ -292,7 +293,7 @@ def content_key(row: Mapping[str, Any]) -> bytes:
 
 def telling_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a row says besides the request: nothing that the run has added."""
-    own = (RESPONSES_CREATE_PARAMS_KEY_NAME, AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME)
+    own = (RESPONSES_CREATE_PARAMS_KEY_NAME, AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, SKILLS_REF_KEY_NAME)
     return {name: value for name, value in row.items() if name not in own and not name.startswith("_ng_")}
 
 

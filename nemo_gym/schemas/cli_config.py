@@ -3,6 +3,7 @@
 Arguments that belong to the work of a package are there: those about data sets in `data_config`.
 """
 
+import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -69,6 +70,29 @@ def _refuse_unknown(config: type[BaseModel], arguments: Mapping[str, Any]) -> No
             f"{config.__name__} has no argument {named}. (A whole config, of which others have their part, is read by "
             f"{config.__name__}.model_validate.)"
         )
+
+
+DEPRECATED_UPLOAD_ROLLOUTS_KEY = "upload_rollouts_to_wandb"
+
+
+class UploadRolloutsConfigMixin(BaseModel):
+    """Whether rollouts are uploaded, for arguments of commands that make some."""
+
+    upload_rollouts: bool = True
+    """Upload the rollouts to the experiment tracker, if one is configured."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def map_deprecated_upload_rollouts(cls, data: Any) -> Any:
+        """Take the former name of the option for the present one, unless both are given."""
+        if not isinstance(data, Mapping) or DEPRECATED_UPLOAD_ROLLOUTS_KEY not in data:
+            return data
+        if "upload_rollouts" in data:
+            return data
+        warnings.warn(
+            f"{DEPRECATED_UPLOAD_ROLLOUTS_KEY} is now called upload_rollouts", DeprecationWarning, stacklevel=3
+        )
+        return {**data, "upload_rollouts": data[DEPRECATED_UPLOAD_ROLLOUTS_KEY]}
 
 
 class Shortcuts(BaseModel):

@@ -36,7 +36,7 @@ from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.sessions import Session, SessionLifetimeMiddleware, SessionLifetimes, SessionMiddleware, Sessions
 
 _BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
-_KNOWN_LAYERS = {
+KNOWN_LAYERS: set[Any] = {
     CallLogMiddleware,
     AuthMiddleware,
     SessionMiddleware,
@@ -61,7 +61,7 @@ class DirectLane:
         self._is_locked = AuthMiddleware in layers
         self._can_log_calls = CallLogMiddleware in layers
         self._knows_rollouts = RolloutHeaderMiddleware in layers
-        self._open = set(layers) <= _KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
+        self._open = set(layers) <= KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
         if self._open:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
             self._failures: Failures = layers[ErrorMiddleware]["failures"]

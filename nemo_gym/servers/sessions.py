@@ -15,6 +15,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -41,6 +42,8 @@ _ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 _SIGNATURE_BYTES = 24
 _END_SESSION_HEADER_BYTES = END_SESSION_HEADER.encode()
 _SWEEP_EVERY_S = 30.0
+_OVER_MCP = re.compile(r"/mcp(/|\Z)")
+"""Calls that say in themselves whose session they are made in; the tool's own request is the one that counts."""
 _NEEDS_NO_SESSION = frozenset({"/seed_session", "/end_session", "/aggregate_metrics"})
 
 
@@ -220,7 +223,7 @@ class SessionLifetimeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or _OVER_MCP.match(scope["path"]):
             await self.app(scope, receive, send)
             return
         await self.lifetimes.request_came(scope)

@@ -168,6 +168,8 @@ def test_bash_asks_and_understands(line: str, replaced: str, offered: list[str])
     [
         ("ng_completion +sh", "ng_completion +shell="),
         ("ng_completion ++shell=z", "ng_completion ++shell=zsh"),
+        ("gym eval pro", "gym eval profile "),
+        ("gym env start --model-type orac", "--model-type oracle "),
         ("ng_validate +config_paths=[mine.yaml,benchmarks/exa", "[mine.yaml,benchmarks/exam/config.yaml"),
         (
             "ng_validate '+config_paths=[responses_api_models/orac",
@@ -177,7 +179,7 @@ def test_bash_asks_and_understands(line: str, replaced: str, offered: list[str])
 )
 def test_the_tab_key_completes_in_an_interactive_bash(tmp_path: Path, typed: str, becomes: str) -> None:
     script = tmp_path / "completion.bash"
-    script.write_text(shell_script("bash", ["ng_completion", "ng_validate"]))
+    script.write_text(shell_script("bash", ["ng_completion", "ng_validate", "gym"]))
     assert becomes in after_tab(["bash", "--norc", "--noprofile", "-i"], script, typed, becomes)
 
 
@@ -185,6 +187,7 @@ def test_the_tab_key_completes_in_an_interactive_bash(tmp_path: Path, typed: str
 @pytest.mark.parametrize(
     ("typed", "becomes"),
     [
+        ("gym eval pro", "gym eval profile "),
         ("ng_completion +sh", "ng_completion +shell="),
         (
             "ng_validate '+config_paths=[responses_api_models/orac",
@@ -194,7 +197,7 @@ def test_the_tab_key_completes_in_an_interactive_bash(tmp_path: Path, typed: str
 )
 def test_the_tab_key_completes_in_an_interactive_zsh(tmp_path: Path, typed: str, becomes: str) -> None:
     script = tmp_path / "completion.zsh"
-    script.write_text(shell_script("zsh", ["ng_completion", "ng_validate"]))
+    script.write_text(shell_script("zsh", ["ng_completion", "ng_validate", "gym"]))
     assert becomes in after_tab(["zsh", "-f", "-i"], script, typed, becomes)
 
 

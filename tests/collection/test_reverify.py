@@ -14,7 +14,7 @@ from nemo_gym.cli.commands.reverify import main
 from nemo_gym.collect.failures import RetryPauses
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.rollout_collection import RolloutCollectionHelper
-from nemo_gym.rollout_reverification import RolloutReverificationHelper
+from nemo_gym.rollout_reverification import CacheKeysByStatus, RolloutReverificationHelper, summarize_cache_usage
 from tests.collection.conftest import Done
 from tests.collection.fakes import Row, keys_in, lines_in, right_away, rows_of, serve, write_rows
 from tests.collection.scoring import FakeEnvironment, manifest_of, response_of, rollout, rows_made, write_run
@@ -394,3 +394,9 @@ def test_the_command_starts_the_environment_and_nothing_else(tmp_path: Path) -> 
     records = lines_in(tmp_path / "new.jsonl")
     assert [record["reward"] for record in records] == [1.0] * 5
     assert {record["_ng_previous_verdict"]["reward"] for record in records} == {0.0}
+
+
+def test_what_an_earlier_run_settled_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    summarize_cache_usage(CacheKeysByStatus({(0, 0), (1, 0)}, {(2, 0)}, set()), [{}] * 5, [{}] * 2)
+    assert "2 of 5 rollouts are left to be scored: 2 are scored, 1 must not be tried again, 0 were" in caplog.text

@@ -231,6 +231,8 @@ AUGUST_2026 = {
         MCPServerMetadata.headers
         SimpleResourcesServer
         SimpleResourcesServer.normalize_tool_name(name)
+        SimpleResourcesServer.mcp_tools(harvested, catchall)
+        SimpleResourcesServer.mcp_allowed_tools_for_session(seed_body)
         SimpleResourcesServer.get_reverify_mode()
     """,
     "nemo_gym.base_responses_api_agent": """
@@ -291,6 +293,10 @@ AUGUST_2026 = {
         NeMoGymChatCompletionContentPartVideoUrlParam.type
     """,
     "nemo_gym.config_types": """
+        DEPRECATED_UPLOAD_ROLLOUTS_KEY='upload_rollouts_to_wandb'
+        UploadRolloutsConfigMixin
+        UploadRolloutsConfigMixin.upload_rollouts
+        UploadRolloutsConfigMixin.map_deprecated_upload_rollouts(data)
         ExporterConfig
         ExporterConfig.is_available
         MLFlowConfig
@@ -353,12 +359,44 @@ AUGUST_2026 = {
         TOKEN_ID_CAPTURE_BLOCK='token_id_capture'
         COMPONENT_NAME_KEY_NAME='component_name'
         GlobalConfigDictParser
+        GlobalConfigDictParser.raise_on_no_server_instances(global_config_dict)
+        GlobalConfigDictParser.collect_missing_value_paths(config)
+        GlobalConfigDictParser.raise_on_missing_values(global_config_dict)
         GlobalConfigDictParser.parse_global_config_dict_from_cli()
         GlobalConfigDictParser.load_extra_config_paths(config_paths)
         GlobalConfigDictParser.detect_and_report_almost_servers(global_config_dict)
         format_almost_server_warning(server_name, error)
     """,
+    "nemo_gym.judge": """
+        ResponseT
+    """,
+    "nemo_gym.rollout_reverification": """
+        JUDGE_FAILED_FAILURE_CLASS='judge_failed'
+        RolloutReverificationConfig
+        RolloutReverificationConfig.materialized_inputs_jsonl_fpath
+        RolloutReverificationConfig.rollouts_jsonl_fpath
+        RolloutReverificationConfig.output_jsonl_fpath
+        RolloutReverificationConfig.force
+        RolloutReverificationConfig.disable_aggregation
+        RolloutReverificationConfig.num_samples_in_parallel
+        RolloutReverificationConfig.limit
+        RolloutReverificationConfig.overwrite
+        RolloutReverificationConfig.resume_from_cache
+        RolloutReverificationConfig.judge_failed_only
+        RolloutReverificationConfig.append
+        RolloutReverificationConfig.upload_rollouts
+        InputRolloutPair(input, rollout)
+        OutputPaths(output, failures)
+        CacheKeysByStatus(successful_keys, terminal_keys, maxed_out_keys)
+        summarize_cache_usage(cache, all_payloads, filtered_payloads)
+        RolloutReverificationHelper
+        RolloutReverificationHelper.run_from_config(config)
+    """,
     "nemo_gym.rollout_collection": """
+        NG_TRAJECTORY_KEY='ng_trajectory'
+        SharedRolloutCollectionConfig.rollout_collection_driver
+        RolloutCollectionConfig.skills
+        loads_jsonl_line(raw, fpath, line_no)
         SharedRolloutCollectionConfig
         RolloutCollectionConfig
     """,
@@ -502,6 +540,20 @@ AUGUST_2026 = {
         ResponsesConverter.chat_completion_to_responses_create_params(chat_completion_create_params)
         VLLMConverter
         VLLMConverterResponsesToChatCompletionsState
+    """,
+    "nemo_gym.mcp_auto_exposure": """
+        TOKEN_HEADER='X-NeMo-Gym-Session-Token'
+        MCP_URL_PATH='/mcp'
+        PERMISSIVE_SCHEMA={'type': 'object', 'additionalProperties': True}
+        DirectBinding(endpoint, path, request_params=, body_param=, body_model=, path_param=, return_model=, body_is_dict=, is_coroutine=)
+        BindResult(binding, reasons, body_model)
+        bind_route(route)
+        DirectDispatchError(status, detail)
+        call_direct(app, binding, session_id, arguments, path_value=)
+        MCPTool(name, tool, binding=, path_value=, path=, reasons=)
+        harvest_tools(app, server)
+        maybe_auto_expose(server, app)
+        install_auto_exposure(server, app)
     """,
     "nemo_gym.path_utils": """
         failures_path_for(output_fpath)

@@ -18,8 +18,8 @@ from nemo_gym.schemas.cli_config import Shortcuts
 
 _HISTORY = {"changelog.md", "compatibility.md"}
 """Pages that speak of what was, or is elsewhere."""
-_NO_COMMANDS = {"ng_check_rows", "ng_gitlab_to_hf_dataset", "ng_stop_reason"}
-"""A route, a command of the original, a field."""
+_NO_COMMANDS = {"ng_check_rows", "ng_gitlab_to_hf_dataset", "ng_stop_reason", "ng_trajectory"}
+"""A route, a command of the original, fields."""
 _MADE_UP = {"key", "name", "outer", "list", "map", "note", "nothing", "flag", "number", "agent_nam"}
 """Stand for any option, or for a mistake."""
 

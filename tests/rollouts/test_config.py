@@ -18,6 +18,7 @@ from nemo_gym.runs.options import (
     max_attempts_from_environment,
 )
 from nemo_gym.runs.options.choosing import CHOOSING_OPTIONS
+from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 
 FILES = {"input_jsonl_fpath": "in.jsonl", "output_jsonl_fpath": "out.jsonl"}
@@ -64,6 +65,8 @@ def test_only_input_and_output_are_required() -> None:
         "allow_changed_config": False,
         "keep_offending_rows": False,
         "prompt_config": None,
+        "skills": None,
+        "rollout_collection_driver": None,
         **dict.fromkeys(CHOOSING_OPTIONS),
         "shard": None,
         "shard_index": None,
@@ -288,3 +291,20 @@ def test_a_glob_over_jsonl_files_finds_no_helper_file() -> None:
     helpers = [paths.aggregate_metrics, paths.manifest, paths.lock, paths.previous]
     helpers += [paths.rollouts_corrupt, paths.failures_corrupt, paths.materialized_inputs_corrupt]
     assert [path for path in helpers if path.match("*.jsonl")] == []
+
+
+def test_scoring_again_knows_the_former_name_of_an_option() -> None:
+    paths = {"rollouts_jsonl_fpath": "a.jsonl", "output_jsonl_fpath": "b.jsonl"}
+    for wrap in (dict, OmegaConf.create):
+        with pytest.warns(DeprecationWarning, match="upload_rollouts"):
+            config = RolloutReverificationConfig.model_validate(wrap(paths | {"upload_rollouts_to_wandb": False}))
+        assert config.upload_rollouts is False
+    both = paths | {"upload_rollouts_to_wandb": False, "upload_rollouts": True}
+    assert RolloutReverificationConfig.model_validate(both).upload_rollouts is True
+
+
+def test_a_driver_does_not_go_with_ray() -> None:
+    with pytest.raises(ValidationError, match="does not go with executor=ray"):
+        RolloutCollectionConfig.model_validate(
+            {**FILES, "rollout_collection_driver": "a:b", "executor": "ray", "num_shards": 2}
+        )

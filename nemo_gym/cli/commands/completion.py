@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from nemo_gym.cli.command import command
+from nemo_gym.cli.completion import PROGRAMS
 from nemo_gym.cli.registry import installed_scripts
 from nemo_gym.schemas.cli_config import CompletionConfig
 
@@ -23,7 +24,9 @@ complete -o nospace -F _nemo_gym_complete {scripts}
 (( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
 _nemo_gym_complete() {{
     local -a candidates
-    candidates=("${{(@f)$({python} -P -m nemo_gym.cli.completion zsh "$words[1]" "${{(Q)PREFIX}}" "" 2>/dev/null)}}")
+    local before="$words[2,CURRENT-1]"
+    candidates=("${{(@f)$({python} -P -m nemo_gym.cli.completion zsh "$words[1]" "${{(Q)PREFIX}}" "" "$before" \\
+        2>/dev/null)}}")
     [[ -n "$candidates" ]] && compadd -U -Q -S '' -a candidates
 }}
 compdef _nemo_gym_complete {scripts}
@@ -40,7 +43,7 @@ def main(config: CompletionConfig) -> None:
         ng_completion +shell=bash >> ~/.bashrc
         ng_completion +shell=zsh >> ~/.zshrc
     """
-    print(shell_script(config.shell, installed_scripts()), end="")
+    print(shell_script(config.shell, [*PROGRAMS, *installed_scripts()]), end="")
 
 
 def shell_script(shell: str, scripts: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from nemo_gym.cli.command import command
 from nemo_gym.cli.registry import COMMANDS, GROUPS, OTHER, find_command, installed_scripts
+from nemo_gym.cli.tree import spelled_as_gym
 from nemo_gym.schemas.cli_config import HelpConfig
 
 
@@ -21,10 +22,12 @@ def command_list(scripts: list[str]) -> str:
     known = {script: find_command(script) for script in scripts}
     ordered = sorted(known.items(), key=lambda item: COMMANDS.index(item[1]) if item[1] else len(COMMANDS))
     column = max(map(len, scripts), default=0) + 2
-    parts = ["Available CLI scripts (each is also installed as nemo_gym_<name>)"]
+    others = {script: spelled_as_gym(info.name) if info else "" for script, info in ordered}
+    other = max(map(len, others.values()), default=0) + 2
+    parts = ["Available CLI scripts (each is also installed as nemo_gym_<name>, and typed as in the second column)"]
     for group in GROUPS:
         lines = [
-            f"  {script:<{column}}{info.summary if info else 'see its --help'}"
+            f"  {script:<{column}}{others[script]:<{other}}{info.summary if info else 'see its --help'}"
             for script, info in ordered
             if (info.group if info else OTHER) == group
         ]

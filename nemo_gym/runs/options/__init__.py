@@ -22,6 +22,7 @@ from nemo_gym.runs.options.sharding import ShardOptions
 from nemo_gym.runs.options.steering import Bounds, SteeringOptions, adaptive_caps, checked_cap, most_of
 from nemo_gym.runs.spending import PriceOptions, SpendingOptions
 from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig, RecordingOptions
+from nemo_gym.skills import SkillsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
     """Stop at the first rollout that fails for good."""
     max_failure_fraction: float | None = Field(default=None, ge=0, le=1)
     """Stop when more than this fraction of the finished rollouts failed (judged from 20 on)."""
+    rollout_collection_driver: str | None = Field(default=None, min_length=1)
+    """For ng_e2e_collect_rollouts: an async function <module>:<function> that collects in place of the collector. It is
+    called with the options of the run and the whole configuration, once the servers are up."""
     json_format: bool = Field(default=False, validation_alias=AliasChoices("json", "json_format"))
     """Print one line of JSON on stdout that sums up the run."""
 
@@ -173,6 +177,9 @@ class RowOptions(
     """Send rows, too, that an agent or its environment says it will refuse; their rollouts fail."""
     prompt_config: str | None = None
     """A YAML file with the prompt template (`user`, optionally `system`) that turns row fields into messages."""
+    skills: SkillsConfig | None = None
+    """Skills for agents that can use some, given as +skills.path=<folder>: one folder per skill, each with a SKILL.md.
+    Rows and results name them, with a hash of all their files, as `skills_ref`."""
 
     @field_validator("limit")
     @classmethod
@@ -207,6 +214,15 @@ class RowOptions(
             raise ValueError(
                 f"pilot={self.pilot} does not go with executor=ray, whose shards start all at once: collect a few "
                 "tasks with +limit first, and pass their rollouts as +estimate_from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_driver_works_alone(self) -> "RowOptions":
+        if self.rollout_collection_driver is not None and self.executor == "ray":
+            raise ValueError(
+                f"rollout_collection_driver={self.rollout_collection_driver} collects by itself, on this machine: it "
+                "does not go with executor=ray"
             )
         return self
 

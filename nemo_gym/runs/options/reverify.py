@@ -11,13 +11,13 @@ from nemo_gym.runs.options import (
     DEFAULT_ROLLOUT_TIMEOUT_S,
     RolloutCollectionConfig,
 )
-from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig
+from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig, UploadRolloutsConfigMixin
 
 UNSAFE = "unsafe_"
 """How the output begins of what was scored although its environment does not vouch for that."""
 
 
-class RolloutReverificationConfig(BaseNeMoGymCLIConfig):
+class RolloutReverificationConfig(UploadRolloutsConfigMixin, BaseNeMoGymCLIConfig):
     """Arguments of `ng_reverify`."""
 
     shortcuts = ALL_SHORTCUTS
@@ -67,8 +67,6 @@ class RolloutReverificationConfig(BaseNeMoGymCLIConfig):
     """Stop when more than this fraction could not be scored (judged from 20 on)."""
     disable_aggregation: bool = False
     """Compute no metrics at the end."""
-    upload_rollouts: bool = True
-    """Upload the rollouts to the experiment tracker, if one is configured."""
     flips: int = Field(default=10, ge=0)
     """How many of the tasks that changed most are listed."""
     json_format: bool = Field(default=False, validation_alias=AliasChoices("json", "json_format"))

@@ -1,0 +1,314 @@
+"""`gym list` and `gym search`: what there is, of every search root, as tables and in the JSON that programs expect.
+
+The same components as in `cli.gallery`, which the `ng_list_...` commands show; here environments and benchmarks are one
+catalog of two kinds, and each entry says what its manifest says, if it has one.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import fields as fields_of
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from nemo_gym.cli.command import command
+from nemo_gym.config.components import MANIFEST_NAME, benchmark_configs, environment_configs, server_configs
+from nemo_gym.errors import ConfigError
+from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
+from nemo_gym.paths import resolve_for_reading
+from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.terminal import harmless_json, print_line
+
+if TYPE_CHECKING:
+    from nemo_gym.schemas.manifest import WorkloadManifest
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["environment", "benchmark"]
+_NO_MANIFEST = "no-manifest"
+_FILTERS = ("domain", "modality", "licensing", "status", "lifecycle")
+
+
+class CatalogConfig(BaseNeMoGymCLIConfig):
+    """Arguments of `gym list` and `gym search`."""
+
+    catalog: Literal["benchmarks", "environments", "agents", "models", "resources-servers"] = "environments"
+    """Which components to list."""
+    component_name: str | None = None
+    """Show all that is known about this one."""
+    query: str | None = None
+    """Only what is like this by name, domain or description."""
+    catalog_kind: Kind | None = None
+    """Only environments, or only benchmarks."""
+    domain: str | None = None
+    """Only those of this domain."""
+    modality: str | None = None
+    """Only those whose manifest says this modality."""
+    licensing: str | None = None
+    """Only those whose manifest says this licence."""
+    status: Literal["experimental", "no-manifest"] | None = None
+    """Only those with a manifest (experimental), or without one."""
+    lifecycle: Literal["active", "deprecated"] | None = None
+    """Only those whose manifest says so."""
+    json_format: bool = Field(default=False, alias="json")  # `json` itself is a method of every pydantic model
+    """Print one JSON list instead of a table; of one component, an object."""
+
+
+class ManifestError(ConfigError, ValueError):
+    """A manifest that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One environment or benchmark."""
+
+    name: str
+    kind: Kind
+    status: str
+    domain: str | None
+    description: str | None
+    version: str | None = None
+    integration_profile: str | None = None
+    modality: str | None = None
+    licensing: str | None = None
+    lifecycle: str | None = None
+
+
+@command(CatalogConfig, name="gym list", reads_config=False)
+def main(config: CatalogConfig) -> None:
+    """List components of this distribution, of the current folder and of the folders in NEMO_GYM_EXTRA_ROOTS.
+
+    With a NAME, all that is known about one, and how it is used.
+    """
+    if config.component_name is not None:
+        _inspect(config, config.component_name)
+    elif config.catalog in ("environments", "benchmarks"):
+        _list_entries(config)
+    else:
+        _list_servers(config)
+
+
+def _list_entries(config: CatalogConfig) -> None:
+    kind = "benchmark" if config.catalog == "benchmarks" else config.catalog_kind
+    entries = [entry for entry, _ in catalog() if kind in (None, entry.kind)]
+    for name in _FILTERS:
+        wanted = getattr(config, name)
+        if wanted is None:
+            continue
+        silent = sum(getattr(entry, name) is None for entry in entries)
+        if silent:
+            logger.warning("%d of %d entries do not say their %s, and are left out", silent, len(entries), name)
+        entries = [entry for entry in entries if str(getattr(entry, name)).lower() == wanted.lower()]
+    entries = [entry for entry in entries if _is_like(config.query, entry.name, entry.domain, entry.description)]
+    with_manifest = sum(entry.status != _NO_MANIFEST for entry in entries)
+    _print(
+        config,
+        [asdict(entry) for entry in entries],
+        {"Name": "name", "Kind": "kind", "Status": "status", "Lifecycle": "lifecycle", "Domain": "domain"},
+        f"manifests {with_manifest}/{len(entries)}",
+    )
+
+
+def _list_servers(config: CatalogConfig) -> None:
+    rows, columns = _SERVERS[config.catalog]
+    found = [row for row in rows() if _is_like(config.query, *_texts(row))]
+    _print(config, found, columns)
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    values = [value if isinstance(value, list) else [value] for value in row.values()]
+    return [text for texts in values for text in texts if isinstance(text, str)]
+
+
+def _is_like(query: str | None, *texts: str | None) -> bool:
+    if not query:
+        return True
+    from nemo_gym.benchmarks import matches
+
+    return matches(query, (text or "" for text in texts))
+
+
+def _print(config: CatalogConfig, rows: list[dict[str, Any]], columns: Mapping[str, str], note: str = "") -> None:
+    if config.json_format:
+        print(harmless_json(json.dumps(rows, indent=2)))
+        return
+    what = config.catalog.replace("-", " ")
+    if not rows:
+        print_line(f"No {what} match {config.query!r}." if config.query else f"No {what} found.")
+        return
+    from nemo_gym.tables import new_table, print_table
+
+    print_line(f"{what.capitalize()} ({', '.join(filter(None, [str(len(rows)), note]))})")
+    shown = {**columns, "Description": "description"} if "description" in rows[0] else dict(columns)
+    table = new_table(*shown)
+    for row in rows:
+        table.add_row(*(_in_words(row[field]) for field in shown.values()))
+    print_table(table, described_by="Description" if "Description" in shown else None)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def catalog() -> list[tuple[Entry, str]]:
+    """Every environment and benchmark, by name, each with the path of its config."""
+    from nemo_gym.cli.gallery import components_in
+
+    found: dict[tuple[str, str], tuple[Entry, str]] = {}
+    for kind, configs in (("environment", environment_configs()), ("benchmark", benchmark_configs())):
+        for each in components_in(configs, RESOURCES_TYPE):
+            if not each.agents or not each.tasks:
+                continue
+            is_servers = each.config_path.startswith(f"{RESOURCES_TYPE}/")
+            own_kind: Kind = "benchmark" if kind == "benchmark" or "benchmark" in each.tasks else "environment"
+            name = f"{RESOURCES_TYPE}/{each.name}" if is_servers else each.name
+            entry = None if is_servers else described(each.config_path, own_kind)
+            entry = entry or Entry(name, own_kind, _NO_MANIFEST, each.domain or None, each.description or None)
+            found.setdefault((own_kind, entry.name), (entry, each.config_path))
+    named = {key for key in found if not key[1].startswith(f"{RESOURCES_TYPE}/")}
+    kept = [pair for key, pair in found.items() if (key[0], key[1].rpartition("/")[2]) not in named or key in named]
+    return sorted(kept, key=lambda pair: (pair[0].name.casefold(), pair[0].name, pair[0].kind))
+
+
+def described(config_path: str, kind: Kind) -> Entry | None:
+    """What the manifest beside a `config.yaml` says; None without one, or with a warning if it is of no use."""
+    path = resolve_for_reading(config_path, Path.is_file).with_name(MANIFEST_NAME)
+    if Path(config_path).name != "config.yaml" or not path.is_file():
+        return None
+    try:
+        manifest = load_manifest(path, kind, Path(*Path(config_path).parts[1:-1]).as_posix())
+    except ManifestError as error:
+        logger.warning("%s; it is listed without its manifest", error)
+        return None
+    fields = manifest.model_dump(include={each.name for each in fields_of(Entry)})
+    return Entry(status="experimental", **fields)
+
+
+def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":
+    """The manifest at `path`, which is that of the workload of this kind and name.
+
+    Raises:
+        ManifestError: it cannot be read, is not complete, or is about something else; all problems are named.
+    """
+    from nemo_gym.config.files import load_yaml
+    from nemo_gym.schemas.manifest import WorkloadManifest
+
+    try:
+        manifest = WorkloadManifest.model_validate(load_yaml(path))
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']}" for item in error.errors()]
+        raise ManifestError(f"{path}: {'; '.join(text.replace('Value error, ', '') for text in found)}") from error
+    except ConfigError as error:
+        raise ManifestError(str(error)) from error
+    if (manifest.kind, manifest.name) != (kind, name):
+        said = f"the {manifest.kind} {manifest.name!r}"
+        raise ManifestError(f"{path} says that it is of {said}, but its folder is that of the {kind} {name!r}")
+    return manifest
+
+
+def _agents() -> list[dict[str, Any]]:
+    from nemo_gym.cli.gallery import components_in, read_tree
+
+    by_folder: dict[str, dict[str, Any]] = {}
+    for each in components_in(server_configs(AGENTS_TYPE), AGENTS_TYPE):
+        name = Path(each.config_path).parent.parent.name
+        blocks = [block.get(AGENTS_TYPE, {}).get(name) or {} for block in read_tree(each.config_path).values()]
+        is_alone = not any("resources_server" in block for block in blocks)
+        row = by_folder.setdefault(
+            name,
+            {
+                "name": name,
+                "pattern": "B (self-contained)" if is_alone else "A (composable)",
+                "self_contained": is_alone,
+                "variants": [],
+                "description": each.description or None,
+            },
+        )
+        row["variants"].append(Path(each.config_path).stem)
+    return list(by_folder.values())
+
+
+def _models() -> list[dict[str, Any]]:
+
+    named = server_configs(MODELS_TYPE)
+    return [{"name": name, "model": name, "model_group": Path(path).parts[1]} for name, path in named.items()]
+
+
+def _resources_servers() -> list[dict[str, Any]]:
+    from nemo_gym.cli.gallery import components_in
+
+    rows: dict[str, dict[str, Any]] = {}
+    for each in components_in(server_configs(RESOURCES_TYPE), RESOURCES_TYPE):
+        name = Path(each.config_path).parent.parent.relative_to(RESOURCES_TYPE).as_posix()
+        row = {"name": name, "domain": each.domain or None, "description": each.description or None}
+        if name not in rows or each.name == name:
+            rows[name] = row
+    return list(rows.values())
+
+
+_SERVERS: Mapping[str, tuple[Callable[[], list[dict[str, Any]]], Mapping[str, str]]] = {
+    "agents": (_agents, {"Name": "name", "Pattern": "pattern", "Variants": "variants"}),
+    "models": (_models, {"Name": "name", "Group": "model_group"}),
+    "resources-servers": (_resources_servers, {"Name": "name", "Domain": "domain"}),
+}
+_USAGE = {
+    "benchmark": "gym eval run --benchmark {name} --model-type openai_model -m <model>",
+    "environment": "gym eval run --environment {name} --model-type openai_model -m <model>",
+    "agents": "gym env start --config responses_api_agents/{name}/configs/{variant}.yaml --config <environment.yaml>",
+    "models": "gym eval run --benchmark <benchmark> --model-type {name} -m <model>",
+    "resources-servers": "gym env start --resources-server {name} --model-type openai_model -m <model>",
+}
+
+
+def _inspect(config: CatalogConfig, name: str) -> None:
+    if config.catalog in ("environments", "benchmarks"):
+        shown = _entry_named(config, name)
+    else:
+        rows = {row["name"]: row for row in _SERVERS[config.catalog][0]()}
+        if name not in rows:
+            raise _unknown(config.catalog.removesuffix("s"), name, list(rows), "")
+        row = rows[name]
+        details = {key: value for key, value in row.items() if key not in ("name", "domain", "description")}
+        usage = _USAGE[config.catalog].format(name=name, variant=(row.get("variants") or [name])[0])
+        shown = _shown(name, config.catalog.removesuffix("s"), row, details, usage)
+    if config.json_format:
+        print(harmless_json(json.dumps(shown, indent=2)))
+        return
+    print_line(f"{shown['name']} ({shown['type']})")
+    for label, value in {"Domain": shown["domain"], "Description": shown["description"], **shown["details"]}.items():
+        if value not in (None, "", []):
+            print_line(f"  {label}: {_in_words(value)}")
+    print_line(f"  Use it: {shown['usage_example']}")
+
+
+def _entry_named(config: CatalogConfig, name: str) -> dict[str, Any]:
+    wanted = "benchmark" if config.catalog == "benchmarks" else config.catalog_kind
+    every = catalog()
+    named = [(entry, path) for entry, path in every if name in (entry.name, entry.name.partition("/")[2])]
+    for entry, path in named:
+        if wanted in (None, entry.kind):
+            details = {key: value for key, value in asdict(entry).items() if key not in ("name", "domain")}
+            details = {"config": path, **{key: value for key, value in details.items() if key != "description"}}
+            usage = _USAGE[entry.kind].format(name=entry.name)
+            return _shown(entry.name, entry.kind, asdict(entry), details, usage)
+    if named:
+        kind = named[0][0].kind
+        raise ConfigError(f"{name!r} is {'an' if kind == 'environment' else 'a'} {kind}: see gym list {kind}s {name}")
+    raise _unknown(wanted or "environment", name, [entry.name for entry, _ in every], "s")
+
+
+def _shown(name: str, kind: str, row: Mapping[str, Any], details: dict[str, Any], usage: str) -> dict[str, Any]:
+    facts = {"domain": row.get("domain"), "description": row.get("description")}
+    return {"name": name, "type": kind, **facts, "details": details, "usage_example": usage}
+
+
+def _unknown(kind: str, name: str, names: list[str], plural: str) -> ConfigError:
+    close = get_close_matches(name, [*names, *(each.rpartition("/")[2] for each in names)], n=1, cutoff=0.6)
+    meant = f" Did you mean `{close[0]}`?" if close else ""
+    return ConfigError(f"Unknown {kind} '{name}'.{meant} gym list {kind}{plural or 's'} lists them")

@@ -1,0 +1,257 @@
+"""`gym` (and `ng`): every command in one tree, its flags turned into the options of the `ng_` command that does it.
+
+The command itself then runs in this process as if it had been typed in its other spelling, so options, messages, files
+and exit codes are the same.
+"""
+
+import json
+import os
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nemo_gym.cli.tree import LIST_TYPES, TREE, Flag, Leaf, leaves_below, spelled_as_gym
+from nemo_gym.errors import ConfigError
+from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+
+_EXIT_USER_MISTAKE = 2
+_HELP = ("-h", "--help", "+h=true", "+help=true", "h=true", "help=true")
+_OVERRIDE = re.compile(r"[+~]|[\w.\-]+=")
+_WHOLE_LIST = re.compile(r"\+{0,2}config_paths=\[(?P<paths>.*)\]", re.DOTALL)
+_PLAIN = re.compile(r"[\w./:\-]+")
+_VERBOSE = Flag(("-v", "--verbose"), ("verbose",), is_switch=True, meaning="Say more on stderr.")
+_REPEATED = ("config", "asset", "search_dir")
+
+
+class UsageError(ConfigError):
+    """Something that cannot be typed like this."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what is typed after `gym`; an exit code other than 0 is raised as SystemExit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        leaf, rest = find_leaf(given)
+        if leaf is None:
+            _without_command(rest)
+        if any(argument in _HELP for argument in rest):
+            _show(leaf)
+        parsed = _parsed(leaf, rest)
+        with _searching_in(getattr(parsed, "search_dir", None) or ()):
+            run(*translate(leaf, parsed))
+    except UsageError as error:
+        words = " ".join(leaf.words) if (leaf := _begun(given)) else ""
+        print(f"Error: {error}\nSee {' '.join(filter(None, ('gym', words, '--help')))}.", file=sys.stderr)
+        raise SystemExit(_EXIT_USER_MISTAKE) from None
+
+
+def _begun(arguments: Sequence[str]) -> Leaf | None:
+    try:
+        return find_leaf(arguments)[0]
+    except UsageError:
+        return None
+
+
+def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
+    """The command that the first words name, and what follows; without one, what was typed instead.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    words: tuple[str, ...] = ()
+    leading, rest = [], list(arguments)
+    while rest and rest[0] in _VERBOSE.spellings:
+        leading.append(rest.pop(0))
+    if rest[:1] == ["help"]:
+        return None, ["--help"]
+    while rest and not rest[0].startswith("-"):
+        below = {leaf.words[len(words)] for leaf in leaves_below(words)}
+        if rest[0] not in below:
+            raise UsageError(f"{' '.join(('gym', *words))} has no command {rest[0]!r}.{hint(rest[0], below)}")
+        words = (*words, rest.pop(0))
+        leaf = next((leaf for leaf in TREE if leaf.words == words), None)
+        if leaf is not None:
+            return leaf, [*leading, *rest]
+    return None, [*words, *rest]
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """What was probably meant, as a sentence; nothing when nothing is close."""
+    close = get_close_matches(word, sorted(set(known) - {word}), n=1, cutoff=0.6)
+    return f" Did you mean `{close[0]}`?" if close else ""
+
+
+def _without_command(rest: list[str]) -> NoReturn:
+    """`gym`, `gym --version`, `gym eval --help` and the like."""
+    words = tuple(word for word in rest if not word.startswith("-"))
+    flags = [flag for flag in rest if flag.startswith("-")]
+    if not words and "--version" in flags:
+        _refuse_flags([flag for flag in flags if flag not in ("--version", "--json")], ("--version", "--json"))
+        run("version", ["+json=true"] if "--json" in flags else [])
+        raise SystemExit(0)
+    _refuse_flags([flag for flag in flags if flag not in _HELP], ("--help", "--version", "--verbose"))
+    from nemo_gym.cli.tree_help import group_page
+
+    print(group_page(words), end="", flush=True)
+    raise SystemExit(0 if flags else _EXIT_USER_MISTAKE)
+
+
+def _show(leaf: Leaf) -> NoReturn:
+    from nemo_gym.cli.tree_help import leaf_page
+
+    print(leaf_page(leaf), end="", flush=True)
+    raise SystemExit(0)
+
+
+def _refuse_flags(unknown: Sequence[str], known: Sequence[str]) -> None:
+    names = [flag.partition("=")[0] for flag in unknown]  # without values, which may be secrets
+    if names:
+        hints = "".join(dict.fromkeys(hint(name, known) for name in names))
+        raise UsageError(f"unrecognized arguments: {' '.join(names)}.{hints}")
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _parsed(leaf: Leaf, arguments: Sequence[str]) -> Namespace:
+    """The values of flags; in `words` what a command takes without a flag, in `overrides` options as they are."""
+    parser = _Parser(prog=leaf.title, add_help=False, allow_abbrev=False)
+    for flag in (_VERBOSE, *leaf.flags):
+        if flag.is_switch:
+            parser.add_argument(*flag.spellings, action="store_true", default=None)
+        else:
+            parser.add_argument(*flag.spellings, action="append" if flag.role in _REPEATED else "store")
+    given, left = parser.parse_known_args(list(arguments))
+    known = [spelling for flag in (_VERBOSE, *leaf.flags) for spelling in flag.spellings]
+    _refuse_flags([argument for argument in left if argument.startswith("-")], [*known, "--help"])
+    for flag in leaf.flags:
+        value = getattr(given, _attribute(flag))
+        if flag.choices and value is not None and value not in flag.choices:
+            listed = ", ".join(flag.choices)
+            raise UsageError(f"{flag.name} {value}: choose from {listed}.{hint(value, flag.choices)}")
+    given.words = [word for word in left if leaf.positional and not _OVERRIDE.match(word)]
+    given.overrides = [word for word in left if word not in given.words]
+    return given
+
+
+def _attribute(flag: Flag) -> str:
+    return flag.name.lstrip("-").replace("-", "_")
+
+
+def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
+    """The command that does it, and the options that it gets.
+
+    Raises:
+        UsageError: what was typed does not go together, or names something that there is not.
+    """
+    command = _command_of(leaf, given)
+    options, paths = [*leaf.always, *_words(leaf, given.words)], []
+    for flag in (_VERBOSE, *leaf.flags):
+        value = getattr(given, _attribute(flag))
+        if value is None:
+            continue
+        if flag.role == "config":
+            paths += value
+        elif flag.role == "asset":
+            named, found = _assets(flag.sets[0], value, command)
+            options += named
+            paths += found
+        else:
+            options += _options(flag, value)
+    return command, _merged(paths, options, given.overrides)
+
+
+def _command_of(leaf: Leaf, given: Namespace) -> str:
+    if leaf.words == ("eval", "run") and given.no_serve:
+        return "collect_rollouts"
+    if leaf.words == ("env", "test") and given.resources_server is None:
+        return "test_all"
+    if leaf.words == ("env", "init") and (given.environment or given.benchmark):
+        return "nemo_gym.cli.workloads:no_publishing"
+    if getattr(given, "storage", None) == "gitlab":
+        return "nemo_gym.cli.workloads:no_gitlab"
+    return leaf.command
+
+
+def _words(leaf: Leaf, words: list[str]) -> list[str]:
+    if leaf.words == ("search",):
+        kind = words[0] if len(words) == 2 and words[0] in LIST_TYPES else "environments"
+        if len(words) > 2 or (len(words) == 2 and words[0] not in LIST_TYPES):
+            raise UsageError(f"{words[0]!r} is no type of component.{hint(words[0], LIST_TYPES)}")
+        if not words:
+            raise UsageError("gym search wants a QUERY, and may be told a type: gym search agents tool")
+        return [f"+catalog={kind}", f"+query={json.dumps(words[-1])}"]
+    if len(words) > 1:
+        raise UsageError(f"{leaf.title} takes one {leaf.positional}, not {' '.join(words)}")
+    return [f"+component_name={json.dumps(word)}" for word in words]
+
+
+def _assets(kind: str, names: list[str], command: str) -> tuple[list[str], list[str]]:
+    """The option for a thing that the command knows by name, or the config files of all that are named."""
+    from nemo_gym.cli.assets import config_of, short_way_to
+
+    try:
+        found = [config_of(kind, name) for name in names]
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    short = short_way_to(kind, found[0], command) if len(found) == 1 else None
+    return ([short], []) if short else ([], [str(path) for path in found])
+
+
+def _options(flag: Flag, value: Any) -> list[str]:
+    if flag.role == "entrypoint":
+        return [f"+{flag.sets[0]}={value if '/' in value else f'resources_servers/{value}'}"]
+    if flag.role != "option":
+        return []
+    if flag.is_switch:
+        return [f"+{key}" if "=" in key else f"+{key}=true" for key in flag.sets]
+    return [f"+{key}={json.dumps(value) if key == 'licensing' else value}" for key in flag.sets]
+
+
+def _merged(paths: list[str], options: list[str], overrides: Sequence[str]) -> list[str]:
+    """All options, with one list of the config files that are named in whatever way in front."""
+    if not paths:
+        return [*options, *overrides]
+    typed = [path if _PLAIN.fullmatch(path) else f"'{path}'" for path in paths]
+    lists = [match["paths"] for each in overrides if (match := _WHOLE_LIST.fullmatch(each))]
+    merged = f"+{CONFIG_PATHS_KEY_NAME}=[{','.join([*typed, *filter(None, lists)])}]"
+    return [merged, *options, *(each for each in overrides if not _WHOLE_LIST.fullmatch(each))]
+
+
+@contextmanager
+def _searching_in(folders: Sequence[str]) -> Iterator[None]:
+    """Have these folders come before all others in which components are looked for."""
+    absent = [folder for folder in folders if not Path(folder).expanduser().is_dir()]
+    if absent:
+        raise UsageError(f"--search-dir {absent[0]}: there is no such folder")
+    before = os.environ.get(NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME)
+    roots = [str(Path(folder).expanduser().absolute()) for folder in folders]
+    if roots:
+        os.environ[NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME] = os.pathsep.join(filter(None, [*roots, before]))
+    try:
+        yield
+    finally:
+        if roots and before is None:
+            del os.environ[NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME]
+        elif roots and before is not None:
+            os.environ[NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME] = before
+
+
+def run(name: str, options: Sequence[str]) -> None:
+    """Do in this process what `ng_<name>` with these options does, or what a command without that spelling does."""
+    module, _, attribute = name.partition(":")
+    is_installed = not attribute
+    command = getattr(import_module(f"nemo_gym.cli.commands.{name}" if is_installed else module), attribute or "main")
+    if is_installed:
+        command.name = spelled_as_gym(name) or command.name
+    script = f"ng_{name}" if is_installed else "gym"
+    sys.argv = [str(Path(sys.argv[0] or "gym").with_name(script)), *options]
+    command()

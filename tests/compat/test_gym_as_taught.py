@@ -1,0 +1,103 @@
+"""The commands as the original's documentation teaches them, typed in a shell: each a process of its own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_gym.paths import PARENT_DIR
+from tests.ports import free_port
+
+GYM = str(Path(sys.executable).with_name("gym"))
+NG = str(Path(sys.executable).with_name("ng"))
+WITHIN_S = 120.0
+ENVIRONMENT = "example_single_tool_call"
+ROWS = PARENT_DIR / "resources_servers" / ENVIRONMENT / "data/example.jsonl"
+
+
+def typed(folder: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == code, done.stderr
+    assert "deprecated" not in done.stderr
+    return done.stdout
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[str]:
+    """What `gym env start` starts, until Ctrl-C; the option that names its head server."""
+    head = f"+head_server.port={free_port()}"
+    started = subprocess.Popen(
+        [GYM, "env", "start", "--environment", ENVIRONMENT, "--model-type", "scripted_model", head],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + WITHIN_S
+        while len(json.loads(typed(tmp_path, GYM, "env", "status", "--json", head))) < 3:
+            assert started.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        yield head
+        os.kill(started.pid, signal.SIGINT)
+        assert started.wait(WITHIN_S) in (0, 130)
+    finally:
+        if started.poll() is None:
+            started.kill()
+            started.wait()
+
+
+def test_servers_in_one_terminal_and_rollouts_from_another(servers: str, tmp_path: Path) -> None:
+    status = json.loads(typed(tmp_path, GYM, "env", "status", "--json", servers))
+    assert {server["server_type"] for server in status} >= {"resources_servers", "responses_api_agents"}
+    agent = f"{ENVIRONMENT}_simple_agent"
+    run = [GYM, "eval", "run", "--no-serve", "--agent", agent, "--input", str(ROWS), "--output", "results/out.jsonl"]
+    typed(tmp_path, *run, "--limit", "2", "--num-repeats", "2", "--concurrency", "4", "--temperature", "0.5", servers)
+    rollouts = tmp_path / "results/out.jsonl"
+    assert len(records(rollouts)) == 4
+    inputs = tmp_path / "results/out_materialized_inputs.jsonl"
+    assert {row["responses_create_params"]["temperature"] for row in records(inputs)} == {0.5}
+    typed(tmp_path, GYM, "eval", "profile", "--inputs", str(inputs), "--rollouts", str(rollouts))
+    assert (tmp_path / "results/out_reward_profiling.jsonl").exists()
+    typed(tmp_path, *run, "--limit", "2", "--num-repeats", "2", "--temperature", "0.5", "--resume", servers)
+    assert len(records(rollouts)) == 4
+
+
+def test_everything_in_one_command_and_scored_again(tmp_path: Path) -> None:
+    run = [NG, "eval", "run", "--environment", ENVIRONMENT, "--model-type", "scripted_model", "--split", "example"]
+    typed(tmp_path, *run, "-o", "results/all.jsonl", "--limit", "2", "--num-repeats", "1")
+    assert [record["reward"] for record in records(tmp_path / "results/all.jsonl")] == [1.0, 1.0]
+    again = [GYM, "eval", "reverify", "--environment", ENVIRONMENT, "--rollouts", "results/all.jsonl"]
+    typed(tmp_path, *again, "--inputs", "results/all_materialized_inputs.jsonl", "-o", "results/again.jsonl", "--force")
+    scored = [path for path in (tmp_path / "results").iterdir() if path.name.endswith("again.jsonl")]
+    assert len(records(scored[0])) == 2
+    typed(tmp_path, GYM, "eval", "aggregate", "-i", "results/all.jsonl", "-o", "results/sum.jsonl", "+offline=true")
+    assert len(records(tmp_path / "results/sum.jsonl")) == 2
+
+
+def test_a_new_environment_is_written_checked_and_found(tmp_path: Path) -> None:
+    typed(tmp_path, GYM, "env", "init", "--resources-server", "dice")
+    assert (tmp_path / "resources_servers/dice/app.py").exists()
+    data = tmp_path / "resources_servers/dice/data"
+    for split in ("train", "validation"):
+        shutil.copy(data / "example.jsonl", data / f"{split}.jsonl")
+    assert "Config is valid." in typed(tmp_path, GYM, "env", "validate", "--resources-server", "dice")
+    names = [row["name"] for row in json.loads(typed(tmp_path, GYM, "list", "resources-servers", "--json"))]
+    assert "dice" in names
+    model = ["--model-type", "openai_model", "-m", "m", "--model-url", "http://x/v1", "--model-api-key", "secret"]
+    config = "resources_servers/dice/configs/dice.yaml"
+    resolved = typed(tmp_path, GYM, "env", "resolve", "--config", config, *model)
+    assert "secret" not in resolved
