@@ -86,6 +86,7 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (RESOURCES_TYPE, "mcqa"),
         (RESOURCES_TYPE, "reasoning_gym"),
         (RESOURCES_TYPE, "string_match"),
+        (RESOURCES_TYPE, "structured_outputs"),
         (RESOURCES_TYPE, "workplace_assistant"),
     }
 )
