@@ -27,7 +27,7 @@ from nemo_gym.errors import (
     MalformedConfigPathsError,
     similar_names,
 )
-from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MISSING
+from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MISSING, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME, SERVER_TYPES
 from nemo_gym.paths import candidates, resolve_for_reading
 
 logger = logging.getLogger(__name__)
@@ -246,10 +246,18 @@ def _not_found(entry: str, where: str) -> ConfigPathNotFoundError:
     inside = [f"{entry.rstrip('/')}/{file}" for place in places for file in _configs_in(place)]
     if inside:
         hint = f"; did you mean {inside[0]!r}?"
-    looked = "".join(f"\n  {place}" for place in places)
+    looked = "".join(f"\n  {place}" for place in places) + _in_a_checkout(entry)
     return ConfigPathNotFoundError(
         f"config_paths entry {entry!r} (from {where}) was not found{folder}{hint} Looked for:{looked}"
     )
+
+
+def _in_a_checkout(entry: str) -> str:
+    """Where a component can be that is not part of this distribution."""
+    if Path(entry).parts[:1] not in [(name,) for name in (*SERVER_TYPES, "benchmarks")]:
+        return ""
+    variable = NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+    return f"\nIf you have it in another checkout, name that one: {variable}=<checkout> before the command"
 
 
 def _corrected(place: Path, entry: str) -> str | None:

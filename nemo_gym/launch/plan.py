@@ -87,6 +87,8 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (RESOURCES_TYPE, "mcqa"),
         (RESOURCES_TYPE, "reasoning_gym"),
         (RESOURCES_TYPE, "string_match"),
+        (RESOURCES_TYPE, "structured_outputs"),
+        (RESOURCES_TYPE, "workplace_assistant"),
     }
 )
 """(server type, implementation), as in `<server type>/<implementation>/app.py`."""

@@ -759,4 +759,161 @@ AUGUST_2026 = {
         retire_rollout_token_capture(rollout_id, source, built)
         capture_build_can_retire(built)
     """,
+    "nemo_gym.sandbox": """
+        Sandbox
+        AsyncSandbox
+        SandboxSpec
+        SandboxResources
+        SandboxHandle
+        SandboxExecResult
+        ExecResult
+        SandboxStatus
+        SandboxEndpoint
+        SandboxCreateError
+        SandboxCreateVerificationError
+        SandboxProvider
+        SandboxPty
+        SandboxPtyError
+        SandboxPtySession
+        SandboxPtySpec
+        ConnectableProvider
+        SupportsSandboxEndpoint
+        SupportsSandboxPty
+        SupportsSandboxPtyAttach
+        create_provider
+        get_provider_class
+        list_providers
+        register_provider
+        resolve_provider_config
+        resolve_provider_metadata
+        rewrite_image
+    """,
+    "nemo_gym.sandbox.api": """
+        SYNC_OPERATION_TIMEOUT_S=3600.0
+        SANDBOX_PTY_RUNTIME_RETURN_CODE=125
+        SYNC_LOOP_CLOSE_TIMEOUT_S=5.0
+        SandboxPty
+        SandboxPty.__init__(sandbox)
+        SandboxPty.create(command=, cwd=, env=, rows=, cols=, user=, pty=)
+        SandboxPty.attach(session_id, takeover=, since=)
+        SandboxPty.exec(command, session=, cwd=, env=, timeout_s=, user=, rows=, cols=, pty=)
+        AsyncSandbox
+        AsyncSandbox.__init__(provider, spec=)
+        AsyncSandbox.start(spec=)
+        AsyncSandbox.exec(command, cwd=, env=, timeout_s=, user=)
+        AsyncSandbox.upload(local_path, remote_path)
+        AsyncSandbox.download(remote_path, local_path)
+        AsyncSandbox.status()
+        AsyncSandbox.endpoint(port)
+        AsyncSandbox.stop()
+        AsyncSandbox.serialize(scope=)
+        AsyncSandbox.connect(descriptor, provider)
+        Sandbox
+        Sandbox.__init__(provider, spec=)
+        Sandbox.start(spec=)
+        Sandbox.exec(command, cwd=, env=, timeout_s=, user=)
+        Sandbox.upload(local_path, remote_path)
+        Sandbox.download(remote_path, local_path)
+        Sandbox.status()
+        Sandbox.endpoint(port)
+        Sandbox.stop()
+    """,
+    "nemo_gym.sandbox.config": """
+        SANDBOX_BLOCK_DEFAULT_METADATA_KEY='default_metadata'
+        SANDBOX_BLOCK_RESERVED_KEYS
+        resolve_provider_config(sandbox_provider, named_configs=)
+        resolve_provider_metadata(sandbox_provider, named_configs=)
+    """,
+    "nemo_gym.sandbox.utils": """
+        rewrite_image(image, rewrites)
+    """,
+    "nemo_gym.sandbox.providers.base": """
+        SandboxStatus
+        SandboxStatus.STARTING
+        SandboxStatus.RUNNING
+        SandboxStatus.STOPPED
+        SandboxStatus.ERROR
+        SandboxStatus.UNKNOWN
+        SandboxEndpoint
+        SandboxEndpoint.endpoint
+        SandboxEndpoint.headers
+        SandboxResources
+        SandboxResources.cpu
+        SandboxResources.memory_mib
+        SandboxResources.disk_gib
+        SandboxResources.gpu
+        SandboxResources.gpu_type
+        SandboxResources.from_mapping(resources)
+        SandboxSpec
+        SandboxSpec.image
+        SandboxSpec.ttl_s
+        SandboxSpec.ready_timeout_s
+        SandboxSpec.workdir
+        SandboxSpec.env
+        SandboxSpec.files
+        SandboxSpec.metadata
+        SandboxSpec.resources
+        SandboxSpec.entrypoint
+        SandboxSpec.provider_options
+        SandboxSpec.ports
+        SandboxHandle
+        SandboxHandle.sandbox_id
+        SandboxHandle.provider_name
+        SandboxHandle.raw
+        SandboxExecResult
+        SandboxExecResult.stdout
+        SandboxExecResult.stderr
+        SandboxExecResult.return_code
+        SandboxExecResult.error_type
+        ExecResult
+        SandboxPtySpec
+        SandboxPtySpec.command
+        SandboxPtySpec.cwd
+        SandboxPtySpec.env
+        SandboxPtySpec.rows
+        SandboxPtySpec.cols
+        SandboxPtySpec.user
+        SandboxPtySpec.pty
+        SandboxPtyError
+        SandboxCreateError
+        SandboxCreateVerificationError
+        SandboxProvider
+        SandboxProvider.name
+        SandboxProvider.create(spec)
+        SandboxProvider.exec(handle, command, cwd=, env=, timeout_s=, user=)
+        SandboxProvider.upload_file(handle, source_path, target_path)
+        SandboxProvider.download_file(handle, source_path, target_path)
+        SandboxProvider.status(handle)
+        SandboxProvider.close(handle)
+        SandboxProvider.aclose()
+        SupportsSandboxEndpoint
+        SupportsSandboxEndpoint.endpoint(handle, port)
+        SandboxPtySession
+        SandboxPtySession.session_id
+        SandboxPtySession.mode
+        SandboxPtySession.closed()
+        SandboxPtySession.read(timeout_s=)
+        SandboxPtySession.read_stderr(timeout_s=)
+        SandboxPtySession.write(data)
+        SandboxPtySession.resize(rows, cols)
+        SandboxPtySession.send_signal(signal)
+        SandboxPtySession.wait_exit(timeout_s=)
+        SandboxPtySession.close()
+        SupportsSandboxPty
+        SupportsSandboxPty.create_pty(handle, spec)
+        SupportsSandboxPtyAttach
+        SupportsSandboxPtyAttach.attach_pty(handle, session_id, takeover=, since=)
+        ConnectableProvider
+        ConnectableProvider.serialize_handle(handle, scope=)
+        ConnectableProvider.connect(descriptor)
+    """,
+    "nemo_gym.sandbox.providers.registry": """
+        ProviderClass
+        ProviderLoader
+        ENTRY_POINT_GROUP='nemo_gym.sandbox_providers'
+        register_provider(name, provider_class, override=)
+        get_provider_class(name)
+        create_provider(config)
+        list_providers()
+    """,
 }

@@ -13,6 +13,7 @@ READERS = {
     "servers/host.py": "the program of a child process: many servers",
     "servers/run.py": "the program of a child process: one server and its workers",
     "sandbox/confine.py": "the program of a child process: untrusted code",
+    "sandbox/reaper.py": "the program of a child process: removes containers that are left",
     "data/prepare_scripts.py": "the program of a child process: a benchmark's script",
     "launch/server_check_process.py": "the program of a child process: imports servers to look at their types",
     "launch/warden_process.py": "the program of a child process: stops what its launcher left",

@@ -61,6 +61,8 @@ def test_configs_and_data_of_the_components_are_in_the_wheel(wheel: Path) -> Non
 
     assert "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml" in names
     assert "resources_servers/example_single_tool_call/data/example.jsonl" in names
+    for provider in ("apptainer", "docker", "local"):
+        assert f"nemo_gym/sandbox/providers/{provider}/configs/{provider}.yaml" in names
     assert {"nemo_gym/py.typed", "nemo_gym/view/pages/index.html", "nemo_gym/view/pages/app.js"} <= names
     for namespace in ("resources_servers", "responses_api_agents", "responses_api_models", "benchmarks"):
         assert f"{namespace}/__init__.py" not in names
