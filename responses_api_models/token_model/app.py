@@ -129,6 +129,8 @@ class TokenModel(SimpleResponsesAPIModel):
         for number, message in enumerate(body["messages"]):
             if message.get("content") is not None and not only_text(message["content"]):
                 raise UnusableRequestError(f"message {number} has more than text, which token_model cannot write")
+            if message.get("content") is None:
+                message = {**message, "content": ""}  # what templates do with null differs
             if self.config.replace_developer_role_with_system and message["role"] == "developer":
                 message = {**message, "role": "system"}
             if self.config.reasoning_parser is not None:
@@ -146,8 +148,9 @@ class TokenModel(SimpleResponsesAPIModel):
 
     def _completion(self, chat: Mapping[str, Any], prompt: Prompt, generation: Generation) -> dict[str, Any]:
         """The Chat Completions answer that a generation amounts to."""
-        tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in chat.get("tools") or ()}
-        said = self._said(generation.token_ids)
+        functions = [tool["function"] for tool in chat.get("tools") or () if "function" in tool]
+        tools = {function["name"]: function.get("parameters") for function in functions}
+        said = self._said(generation.token_ids, chat.get("stop"))
         parser = TOOL_PARSERS[self.config.tool_parser] if tools and self.config.tool_parser else None
         has_reasoning = self.config.reasoning_parser is not None
         message = read_answer(
@@ -182,12 +185,15 @@ class TokenModel(SimpleResponsesAPIModel):
             },
         }
 
-    def _said(self, ids: Sequence[int]) -> str:
-        """The text of an answer without the end of its turn."""
+    def _said(self, ids: Sequence[int], stop: str | Sequence[str] | None) -> str:
+        """The text of an answer without the end of its turn, up to the text that it was to stop at."""
         ends, length = set(self._tokenizer.ends.values()), len(ids)
         while length and ids[length - 1] in ends:
             length -= 1
-        return self._tokenizer.decode(ids[:length])
+        text = self._tokenizer.decode(ids[:length])
+        for each in [stop] if isinstance(stop, str) else stop or ():
+            text = text.partition(each)[0]
+        return text
 
     def _nothing_said(self) -> NeMoGymChatCompletion:
         return empty_completion(self.config.model, "length", int(time()))

@@ -93,7 +93,8 @@ def conversation_digests(chat_request: Mapping[str, Any]) -> list[str]:
         if generated:
             running.update(b"generated" + array("q", generated).tobytes())
         else:
-            running.update(_canonical({key: message[key] for key in _COMPARED if message.get(key) is not None}))
+            plain = _joined_text(dict(message))
+            running.update(_canonical({key: plain[key] for key in _COMPARED if plain.get(key) not in (None, "")}))
         digests.append(running.hexdigest()[:32])
     return digests
 

@@ -228,6 +228,14 @@ def test_tools_that_are_not_to_be_used_are_not_offered(serve: Serve) -> None:
     assert "get_weather" not in model.engine.tokenizer.decode(model.engine.requests[0]["prompt"])
 
 
+def test_an_answer_ends_where_it_was_to_stop_and_its_ids_do_not(serve: Serve) -> None:
+    model = serve(lambda prompt: "one STOP")
+    message = model.chat({"messages": [QUESTION], "stop": ["STOP"]})["choices"][0]["message"]
+    assert message["content"] == "one "
+    assert model.engine.tokenizer.decode(message["generation_token_ids"]) == f"one STOP{END}"
+    assert model.engine.requests[0]["stop"] == ["STOP"]
+
+
 def test_a_broken_tool_call_stays_text(serve: Serve) -> None:
     answer = serve(lambda prompt: "<tool_call>{broken</tool_call>").respond(BODY)
     assert answer["output"][-1]["content"][0]["text"] == "<tool_call>{broken</tool_call>"

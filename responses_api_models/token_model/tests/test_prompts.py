@@ -137,6 +137,14 @@ def test_other_tools_or_template_arguments_are_another_conversation(keeping: Cha
     assert builder.prompt({"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}).kept == 0
 
 
+def test_the_same_text_in_parts_is_the_same_conversation(keeping: ChatTokenizer) -> None:
+    builder = PromptBuilder(keeping)
+    first = builder.prompt({"messages": [USER]})
+    in_parts = {**USER, "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "the weather?"}]}
+    answer = answered(first, one_by_one("x", keeping))
+    assert builder.prompt({"messages": [in_parts, answer, USER]}).kept > 0
+
+
 def test_an_answer_without_a_digest_is_text(keeping: ChatTokenizer) -> None:
     builder = PromptBuilder(keeping)
     first = builder.prompt({"messages": [USER]})
