@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from fastapi import Body, FastAPI, Request
 from fastapi.dependencies.utils import get_typed_signature
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
@@ -65,6 +65,8 @@ __all__ = [
     "NeMoGymResponseCreateParamsNonStreaming",
     "Pace",
     "PacedModelConfig",
+    "PausableModel",
+    "PausableModelConfig",
     "Request",
     "ServerClient",
     "SimpleResponsesAPIModel",
@@ -114,6 +116,16 @@ class PacedModelConfig(BaseResponsesAPIModelConfig):
     def pace(self) -> Pace:
         """The three of them."""
         return Pace(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
+
+
+class PausableModelConfig(PacedModelConfig):
+    """Config of a model server that a trainer can pause while it changes the weights."""
+
+    abort_path: str | None = None
+    """`POST`ed to every endpoint, beside `/v1`, when a trainer pauses this server: has it end what it generates with
+    the tokens so far and the finish reason `abort`. Unset: the trainer does that, or answers are generated anew."""
+    resume_path: str | None = None
+    """The same when it goes on."""
 
 
 class BaseResponsesAPIModel(BaseServer):
@@ -205,7 +217,7 @@ class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
                 "the calls of a rollout must be counted by one process; leave num_workers out, or use num_replicas"
             )
         unrelated: frozenset[str] = getattr(self.config, "UNRELATED_TO_ANSWERS", frozenset())
-        unrelated |= {limit.name for limit in fields(Pace)}
+        unrelated |= {limit.name for limit in fields(Pace)} | {"abort_path", "resume_path"}
         return Recorder(recording, self.config.name, shaping_settings(self.config, unrelated))
 
     def _recorded(self, dialect: str, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,6 +267,57 @@ class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
     @abstractmethod
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
         """Answer a Responses request."""
+
+
+class PausableModel(SimpleResponsesAPIModel):
+    """A model server that a trainer can pause: its generations pass `gate`, as in `await self.gate.run(ask)`."""
+
+    config: PausableModelConfig
+
+    @cached_property
+    def gate(self) -> GenerationGate:
+        """Open, or shut by a pause; it also knows the version of the weights, once a trainer has told."""
+        return GenerationGate()
+
+    @property
+    def is_pausable(self) -> bool:
+        """Whether it answers for a policy that is trained."""
+        return True
+
+    def setup_webserver(self) -> FastAPI:
+        """The app with the standard routes, and those of the trainer."""
+        app = super().setup_webserver()
+        if self.is_pausable:
+            app.post(PAUSE_PATH, include_in_schema=False)(self.pause)
+            app.post(RESUME_PATH, include_in_schema=False)(self.resume)
+        return app
+
+    async def pause(self, body: dict[str, Any] = Body()) -> Any:
+        """Ask for nothing until `resume`, and answer when nothing is being generated: the weights may change then."""
+        if (self.config.num_workers or 1) > 1:
+            words = (
+                f"{self.config.name} cannot be paused: of its num_workers={self.config.num_workers} only one would "
+                "hear of it; leave num_workers out, or use num_replicas"
+            )
+            return PlainTextResponse(words, HTTPStatus.CONFLICT)
+        if body.get("is_shut_only"):
+            self.gate.shut()
+        elif self.config.abort_path is None and not body.get("is_aborted"):
+            await self.gate.pause()
+        else:
+            await self.gate.pause(lambda: self._tell_endpoints(self.config.abort_path), body.get("grace_s", 0.0))
+        return {"interrupted": self.gate.interrupted}
+
+    async def resume(self, body: dict[str, Any] = Body()) -> dict[str, Any]:
+        """Go on, with weights of the version that the trainer tells."""
+        if self.gate.is_shut:
+            await self._tell_endpoints(self.config.resume_path)
+        self.gate.resume(body.get("weight_version"))
+        return {"weight_version": self.gate.version}
+
+    async def _tell_endpoints(self, path: str | None) -> None:
+        if path is not None:
+            await asyncio.gather(*(endpoint.client.post_beside(path) for endpoint in self.asked_endpoints()))
 
 
 def _takes_only_a_body(handler: Callable[..., Any]) -> bool:

@@ -180,9 +180,19 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /generate`, which SGLang has beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}/generate", {"json": body})
 
-    async def post_beside(self, path: str) -> Any:
-        """`POST` without a body to a path beside `/v1`."""
-        return await self._call("POST", self._root.removesuffix("/v1") + path, {"json": {}})
+    async def post_beside(self, path: str) -> None:
+        """`POST` to a path beside `/v1`, once; what is answered does not matter, unless it is an error."""
+        settings, url = current_settings(), self._root.removesuffix("/v1") + path
+        timeout = _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s)
+        kwargs = with_json_body({"json": {}, "headers": self._headers, "timeout": timeout})
+        try:
+            async with await try_once("POST", url, kwargs, whole=True) as response:
+                body = await response.read()
+                if not response.ok:
+                    raise response_error(response, body)
+        except TRANSPORT_ERRORS as error:
+            call = Call("POST", url, internal=self.internal, timeout_key="model_total_timeout_s")
+            raise call_failure(error, call, Tries(settings.retry_model_calls, failures=1)) from error
 
     @cached_property
     def _headers(self) -> CIMultiDict[str]:

@@ -326,8 +326,10 @@ class NemoGym:
 
     async def resume_generation(self, weight_version: int | None = None) -> None:
         """Have the model servers go on, with weights of that version."""
-        await self._tell_model_servers(RESUME_PATH, {"weight_version": weight_version})
-        self._gate.resume(weight_version)
+        try:
+            await self._tell_model_servers(RESUME_PATH, {"weight_version": weight_version})
+        finally:
+            self._gate.resume(weight_version)
 
     async def _tell_model_servers(self, path: str, body: dict[str, Any]) -> None:
         if self._collector is None:

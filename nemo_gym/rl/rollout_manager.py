@@ -153,8 +153,10 @@ class AsyncNemoGymRolloutImpl:
 
     async def resume(self) -> None:
         """Have the model servers go on, and tell them the version of the weights."""
-        await call(self._environment().resume_generation, self.gate.version)
-        self.gate.resume()
+        try:
+            await call(self._environment().resume_generation, self.gate.version)
+        finally:
+            self.gate.resume()  # deadlines run again, whatever has become of the servers
 
     def _validate_init_params(self) -> None:
         for key in _UNSUPPORTED:

@@ -7,28 +7,22 @@ and log-probs of exactly what was sampled.
 To change what is sent, subclass `VLLMModel` and override `_preprocess_chat_completion_create_params`.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from http import HTTPStatus
 from time import time
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
 from fastapi import Body, FastAPI, Request
-from fastapi.responses import PlainTextResponse
 from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_model import (
-    PAUSE_PATH,
-    RESUME_PATH,
     Endpoint,
     EndpointSettings,
-    GenerationGate,
-    SimpleResponsesAPIModel,
+    PausableModel,
     errors_explained,
     validated_answer,
 )
@@ -99,7 +93,7 @@ def warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-class VLLMModel(SimpleResponsesAPIModel):
+class VLLMModel(PausableModel):
     """Answers through one or several vLLM endpoints."""
 
     config: VLLMModelConfig
@@ -108,7 +102,6 @@ class VLLMModel(SimpleResponsesAPIModel):
     _affinity: SessionAffinity = PrivateAttr()
     _completions: PlainCompletions | None = PrivateAttr(None)
     _transport_log: TransportLog = PrivateAttr()
-    _gate: GenerationGate = PrivateAttr(default_factory=GenerationGate)
 
     def model_post_init(self, context: Any, /) -> None:
         """Make a client for every endpoint."""
@@ -131,38 +124,12 @@ class VLLMModel(SimpleResponsesAPIModel):
     def setup_webserver(self) -> FastAPI:
         """The standard routes; settings that do not go together are refused before the first request."""
         self.config.check_combination()
-        app = super().setup_webserver()
-        if self.config.return_token_id_information:
-            app.post(PAUSE_PATH, include_in_schema=False)(self.pause)
-            app.post(RESUME_PATH, include_in_schema=False)(self.resume)
-        return app
+        return super().setup_webserver()
 
-    async def pause(self, body: dict[str, Any] = Body()) -> Any:
-        """Ask for nothing until `resume`, and answer when nothing is being generated: the weights may change then."""
-        if (self.config.num_workers or 1) > 1:
-            words = (
-                f"{self.config.name} cannot be paused: of its num_workers={self.config.num_workers} only one would "
-                "hear of it; leave num_workers out, or use num_replicas"
-            )
-            return PlainTextResponse(words, HTTPStatus.CONFLICT)
-        if body.get("is_shut_only"):
-            self._gate.shut()
-        elif self.config.abort_path is None and not body.get("is_aborted"):
-            await self._gate.pause()
-        else:
-            await self._gate.pause(lambda: self._tell_endpoints(self.config.abort_path), body.get("grace_s", 0.0))
-        return {"interrupted": self._gate.interrupted}
-
-    async def resume(self, body: dict[str, Any] = Body()) -> dict[str, Any]:
-        """Go on, with weights of the version that the trainer tells."""
-        if self._gate.is_shut:
-            await self._tell_endpoints(self.config.resume_path)
-        self._gate.resume(body.get("weight_version"))
-        return {"weight_version": self._gate.version}
-
-    async def _tell_endpoints(self, path: str | None) -> None:
-        if path is not None:
-            await asyncio.gather(*(client.post_beside(path) for client in self._clients))
+    @property
+    def is_pausable(self) -> bool:
+        """Whether it answers for a policy that is trained: only then token ids are returned."""
+        return self.config.return_token_id_information
 
     def asked_endpoints(self) -> Sequence[Endpoint]:
         """Every one that is configured."""
@@ -244,7 +211,7 @@ class VLLMModel(SimpleResponsesAPIModel):
 
         if not self.config.return_token_id_information:
             return await ask(outgoing)
-        return await whole_answer(self._gate, outgoing, ask, go_on)
+        return await whole_answer(self.gate, outgoing, ask, go_on)
 
     async def _ask(self, endpoint: Endpoint, outgoing: dict[str, Any], request: Request) -> dict[str, Any]:
         if self._completions is None:

@@ -4,15 +4,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from nemo_gym.base_responses_api_model import PacedModelConfig
+from nemo_gym.base_responses_api_model import PausableModelConfig
 
 
-class VLLMModelConfig(PacedModelConfig):
+class VLLMModelConfig(PausableModelConfig):
     """One model behind one or several vLLM endpoints."""
 
-    UNRELATED_TO_ANSWERS: ClassVar[frozenset[str]] = frozenset(
-        {"audio_root", "session_ttl_s", "abort_path", "resume_path"}
-    )
+    UNRELATED_TO_ANSWERS: ClassVar[frozenset[str]] = frozenset({"audio_root", "session_ttl_s"})
 
     base_url: list[str]
     """Address of the API, with `/v1`; several when the same model is served in several places."""
@@ -53,12 +51,6 @@ class VLLMModelConfig(PacedModelConfig):
     """With the completions API: make the prompt with the chat template of `tokenizer`."""
     tokenizer: str | None = None
     """Name or folder of the Hugging Face tokenizer whose chat template is used; `model` when unset."""
-
-    abort_path: str | None = None
-    """`POST`ed to every endpoint, beside `/v1`, when a trainer pauses this server: has it end what it generates with
-    the tokens so far and the finish reason `abort`. Unset: the trainer does that, or answers are generated anew."""
-    resume_path: str | None = None
-    """The same when it goes on."""
 
     @field_validator("base_url", mode="before")
     @classmethod

@@ -124,12 +124,12 @@ class Runs:
         self._gyms: dict[str, tuple[Engine, NemoGym]] = {}
 
     def manager(
-        self, tokenizer: Any, *, mask_interrupted: bool = False, **settings: Any
+        self, tokenizer: Any, *, mask_interrupted: bool = False, num_replicas: int = 1, **settings: Any
     ) -> tuple[RolloutManager, Engine]:
         """A manager of a run with these settings of the model server, and its engine, as new."""
-        key = repr(settings)
+        key = repr((num_replicas, settings))
         if key not in self._gyms:
-            self._gyms[key] = self._started(settings)
+            self._gyms[key] = self._started(settings, num_replicas)
         engine, gym = self._gyms[key]
         engine.reset()
         how: Any = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "max_new_tokens": 20}
@@ -146,13 +146,14 @@ class Runs:
         )
         return manager, engine
 
-    def _started(self, settings: dict[str, Any]) -> tuple[Engine, NemoGym]:
+    def _started(self, settings: dict[str, Any], num_replicas: int) -> tuple[Engine, NemoGym]:
         engine = Engine()
         url = f"http://127.0.0.1:{self._stack.enter_context(served(engine.app()))}/v1"
         config = yaml.safe_load(
             (EXAMPLES / "resources_servers/tiny_arithmetic/configs/tiny_arithmetic.yaml").read_text()
         )
         config["policy_model"]["responses_api_models"]["vllm_model"] |= settings
+        config["num_replicas"] = num_replicas
         cfg: Any = {"model_name": "m", "base_urls": [url], "initial_global_config_dict": config}
         return engine, self._stack.enter_context(NemoGym(cfg))
 
@@ -224,6 +225,16 @@ def test_a_trainer_may_abort_the_engine_itself(runs: Runs, tokenizer: Any) -> No
     record = asyncio.run(interrupted(manager, engine, sample(), abort))
 
     assert said(record.completions[0])[0] == [10, 10, 11, 11, 11, 11]
+
+
+def test_every_replica_is_paused_and_goes_on(runs: Runs, tokenizer: Any) -> None:
+    manager, engine = runs.manager(tokenizer, num_replicas=2, **ABORTABLE)
+
+    record = asyncio.run(interrupted(manager, engine, sample()))
+
+    assert engine.told == ["abort", "abort", "go on", "go on"]
+    assert [said(completion)[0] for completion in record.completions] == [[10, 10, 11, 11, 11, 11]] * GROUP_SIZE
+    assert {completion.weight_versions for completion in record.completions} == {(0, 1)}
 
 
 @pytest.mark.parametrize("tools", [False, True])
