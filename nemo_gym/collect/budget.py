@@ -99,9 +99,7 @@ class Budget(Policy):
         Raises:
             ConfigError: one would be.
         """
-        lifted = self.limits.keys() - config.budgets.keys()
-        if lifted:
-            raise ConfigError(f"+set: {', '.join(sorted(lifted))} can be another number, but not be lifted")
+        check_not_lifted(self.limits, config.budgets)
         self.limits = {name: config.budgets[name] for name in self.limits}
         if self._dispatch is not None:
             self._dispatch.look_again()
@@ -198,6 +196,17 @@ class Budget(Policy):
                 self._meter.attempts,
                 " and ".join(self.limits),
             )
+
+
+def check_not_lifted(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    """Only what was limited from the beginning is counted, so limits can change, but not go.
+
+    Raises:
+        ConfigError: one would.
+    """
+    lifted = before.keys() - after.keys()
+    if lifted:
+        raise ConfigError(f"+set: {', '.join(sorted(lifted))} can be another number, but not be lifted")
 
 
 class _History:
