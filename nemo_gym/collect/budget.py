@@ -2,15 +2,18 @@
 
 What is in flight is taken to use what those rollouts of its agent used that took longer than it has been going on for.
 While that and one rollout more fit well into what is left, more are started. When they do not, the run waits for what
-is in flight, since then it is known what that used, and looks again. So it comes close to the limit, and goes above it
-only by what rollouts use beyond expectation. Before it is known how much a rollout uses, only a few are started.
+is in flight, since then it is known what that used, and looks again. Rollouts differ, so what is expected is not
+enough: what is in flight must also be all but sure not to take the run much above the limit, judged by how much those
+before differed, and by how much longer than all of them one may last. So fewer are in flight as the limit comes near,
+and the run goes above it only by what a rollout uses that is unlike all before. Before it is known how much a rollout
+uses, only a few are started.
 """
 
 import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +41,16 @@ _SHARE = 0.6
 """How much of what is left of a limit may be in flight: what is expected of it may be wrong."""
 _ENOUGH = 0.98
 """The share of a limit from which on nothing is started: the last few rollouts would have to be made one by one."""
+_MAY_EXCEED = 1.04
+"""Of a limit: what is in flight must be all but sure not to take the run above that."""
+_DOUBT, _DOUBT_AT_THE_END = 0.01, 0.1
+"""How unlikely that has to be while others are in flight, which can be waited for, and when the run would end."""
+_NEAR, _MOST = 0.9, 1.05
+"""In the last tenth of a limit, one more as large as the largest so far must not take the run above that."""
+_DRAWS = 200
+_LONGER_STILL = 1.5
+"""The exponent of Pareto's distribution, for those that take longer than all before."""
+_LONGEST_STILL = 20.0
 _SILENT_AFTER = 20
 """Attempts without a word about tokens after which there will be none."""
 
@@ -86,9 +99,7 @@ class Budget(Policy):
         Raises:
             ConfigError: one would be.
         """
-        lifted = self.limits.keys() - config.budgets.keys()
-        if lifted:
-            raise ConfigError(f"+set: {', '.join(sorted(lifted))} can be another number, but not be lifted")
+        check_not_lifted(self.limits, config.budgets)
         self.limits = {name: config.budgets[name] for name in self.limits}
         if self._dispatch is not None:
             self._dispatch.look_again()
@@ -143,11 +154,12 @@ class Budget(Policy):
         if spent >= limit:
             return True
         assert self._dispatch is not None
-        if spent + _CLEARLY * mean * (self._in_flight.total() + 1) < limit:
+        now_s, in_flight_now = asyncio.get_running_loop().time(), self._dispatch.attempts_in_flight
+        oldest_s = now_s - in_flight_now[0].started_s if in_flight_now else 0.0
+        if spent + _CLEARLY * mean * (len(in_flight_now) + 1) + self._all.most(name, oldest_s) < limit:
             return False
-        now_s = asyncio.get_running_loop().time()
         going: dict[str, list[float]] = {agent: [] for agent in self._in_flight}
-        for pending in self._dispatch.attempts_in_flight:
+        for pending in in_flight_now:
             going.setdefault(pending.agent, []).append(now_s - pending.started_s)
         in_flight = next_one = 0.0
         for agent, elapsed_s in going.items():
@@ -157,7 +169,13 @@ class Budget(Policy):
         left = limit - spent
         if in_flight + self._owed * next_one <= left:  # all of the rest fits
             return False
-        return spent > _ENOUGH * limit or in_flight + next_one > left * (_SHARE if in_flight else 1.0)
+        if spent > _ENOUGH * limit or in_flight + next_one > left * (_SHARE if in_flight else 1.0):
+            return True
+        if spent + in_flight + next_one > _NEAR * limit and spent + in_flight + self._all.largest(name) > _MOST * limit:
+            return True
+        drawn = sum(self._by_agent.get(agent, self._all).draw(name, elapsed_s) for agent, elapsed_s in going.items())
+        doubt = _DOUBT if in_flight_now else _DOUBT_AT_THE_END
+        return spent + float(np.quantile(drawn, 1 - doubt)) > _MAY_EXCEED * limit
 
     def _message(self, name: str) -> str:
         limit, spent, mean = self.limits[name], self._spent[name], self._all.mean(name)
@@ -180,17 +198,33 @@ class Budget(Policy):
             )
 
 
+def check_not_lifted(before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    """Only what was limited from the beginning is counted, so limits can change, but not go.
+
+    Raises:
+        ConfigError: one would.
+    """
+    lifted = before.keys() - after.keys()
+    if lifted:
+        raise ConfigError(f"+set: {', '.join(sorted(lifted))} can be another number, but not be lifted")
+
+
 class _History:
     """What attempts have used, of each limit, and how long they took."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.attempts = 0
         self._sums = dict.fromkeys(names, 0.0)
+        self._largest = dict.fromkeys(names, 0.0)
+        self._longest_s = 0.0
         self._latest: deque[tuple[float, dict[str, float]]] = deque(maxlen=_REMEMBERED)
 
     def add(self, used: dict[str, float], took_s: float) -> None:
         self.add_many(1, used)
         self._latest.append((took_s, used))
+        self._longest_s = max(self._longest_s, took_s)
+        for name, amount in used.items():
+            self._largest[name] = max(self._largest[name], amount)
 
     def add_many(self, attempts: int, used: Mapping[str, float]) -> None:
         self.attempts += attempts
@@ -200,6 +234,14 @@ class _History:
     def mean(self, name: str) -> float:
         """0 while nothing is known."""
         return self._sums[name] / self.attempts if self.attempts else 0.0
+
+    def largest(self, name: str) -> float:
+        """What the one used that used most."""
+        return self._largest[name]
+
+    def most(self, name: str, elapsed_s: float) -> float:
+        """What one attempt may use that has been going on for so long, at the very most."""
+        return _LONGEST_STILL * self._largest[name] * _stretch(elapsed_s, self._longest_s)
 
     def expect(self, name: str, elapsed_s: Sequence[float]) -> tuple[float, float]:
         """What attempts will use that have been going on for so long, all together, and what a new one will.
@@ -225,6 +267,27 @@ class _History:
         going = np.flatnonzero(~ends)
         means = np.where(shares[going] > 0, weighted[going] / np.maximum(shares[going], 1e-12), beyond)
         return float(means.sum()), float(weighted[0] / shares[0])
+
+    def draw(self, name: str, elapsed_s: Sequence[float]) -> "np.ndarray[Any, Any]":
+        """What attempts that have been going on for so long, and a new one, may come to: so many possible totals.
+
+        Each may end as one of those that took longer, or take longer than all that ended: of n that have ended, the
+        next outlasts all in one of n + 1 cases, and then nobody knows by how much.
+        """
+        chance = np.random.default_rng(self.attempts)
+        going = np.array([*elapsed_s, 0.0])
+        if not self._latest:
+            return np.full(_DRAWS, self.mean(name) * len(going))
+        took = np.array([took_s for took_s, _ in self._latest])
+        amounts = np.array([used[name] for _, used in self._latest])
+        order = np.argsort(took)
+        took, amounts = took[order], amounts[order]
+        first = np.searchsorted(took, going, side="right")
+        place = first[:, None] + (chance.random((len(going), _DRAWS)) * (len(took) + 1 - first)[:, None]).astype(int)
+        farther = np.minimum(chance.random(place.shape) ** (-1 / _LONGER_STILL), _LONGEST_STILL)
+        beyond = amounts.max() * np.maximum(1.0, going / max(took[-1], 1e-9))[:, None] * farther
+        drawn = np.where(place < len(took), amounts[np.minimum(place, len(took) - 1)], beyond)
+        return np.asarray(drawn.sum(axis=0))
 
 
 def _stretch(longest_s: float, longest_ended_s: float) -> float:

@@ -206,6 +206,10 @@ class Dispatch:
             stop = Stop(StopKind.RUN_TIMEOUT, f"run_timeout_s={timeout_s:g} is over")
             self._run_timer = self._loop.call_at(self._began_s + timeout_s, self._stop, stop, 0.0)
 
+    def set_run_end(self, left_s: float | None) -> None:
+        """The same, so long from now."""
+        self.set_run_timeout(None if left_s is None else self._loop.time() - self._began_s + left_s)
+
     def try_first(self, rows: Iterable[Row]) -> None:
         """Send rows that the run was not going to send any more, before all that are left."""
         self._waiting.put_first(rows)

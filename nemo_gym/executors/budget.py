@@ -45,6 +45,10 @@ class BudgetShares:
         self._limits = budget.limits
         self._spenders = {shard: _Spender(spent) for shard, spent in budget.spent.items()}
 
+    def set_limits(self, limits: Mapping[str, float]) -> None:
+        """Go on with other limits; what was granted beyond a lower one is not taken back, but no more is granted."""
+        self._limits = {name: limits.get(name, limit) for name, limit in self._limits.items()}
+
     def exchange(self, shard: Shard, spent: Mapping[str, float], in_force: Mapping[str, float]) -> dict[str, float]:
         """What a shard says it has used and goes by, and what it may use from now on; the first time it joins."""
         own = self._spenders.setdefault(shard, _Spender())
@@ -89,7 +93,7 @@ def add_spending(
 ) -> None:
     """What the shards have cost since this start, and used of the budgets in all, as the summaries of shards say."""
     summary.meter.prices = prices_of(config.prices)
-    summary.budgets = config.budgets
+    summary.budgets = dict(budget.limits)
     summary.counted_elsewhere = dict.fromkeys(config.budgets, 0.0)
     for shard, end in ends.items():
         if end is not None:

@@ -93,6 +93,9 @@ class Board:
     def set_orders(self, orders: Mapping[str, Any]) -> None:
         """What a person wants of all shards, for the driver, which repeats it with every look."""
         self._orders = orders
+        self._budget.set_limits(orders.get("limits", {}))
+        if "caps" in orders:
+            self._shares.replace_caps(orders["caps"])
 
     def set_caps(self, caps: Mapping[str, int]) -> None:
         """Go on with other numbers for the same caps, for the driver, which repeats them with every look."""
@@ -157,6 +160,14 @@ class CapShares:
     def set_caps(self, caps: Mapping[str, int]) -> None:
         """Go on with other numbers for the same caps; those that are lower hold once members have given enough up."""
         self._caps = {name: caps.get(name, cap) for name, cap in self._caps.items()}
+
+    def replace_caps(self, caps: Mapping[str, int]) -> None:
+        """Go on with other caps, of other agents too; the pace of the servers stays as it is."""
+        pace = {name: cap for name, cap in self._caps.items() if name == PACE}
+        self._caps = {**pace, **caps}
+        for member in self._members.values():
+            member.granted = {name: cap for name, cap in member.granted.items() if name in self._caps}
+        self._held = Counter({name: sum(each.holds(name) for each in self._members.values()) for name in self._caps})
 
     def leave(self, member: Hashable) -> None:
         """Free what a member holds, if it is one."""

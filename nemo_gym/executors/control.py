@@ -7,14 +7,16 @@ running shard answers it.
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_gym.collect.budget import check_not_lifted
 from nemo_gym.collect.control import SETTABLE, RunControl, checked_values, line_of, status_of
 from nemo_gym.collect.dispatch import Dispatch
 from nemo_gym.collect.progress import Progress
@@ -23,6 +25,7 @@ from nemo_gym.executors.caps import Caps, caps_of
 from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig
 from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.sockets import Answer, Request, attend
+from nemo_gym.runs.spending import BUDGETS
 from nemo_gym.terminal import shown
 
 if TYPE_CHECKING:
@@ -34,8 +37,11 @@ _ANSWERED_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.1
 _ENDS_WITHIN_S = 5.0
 _CAPS = "num_samples_in_parallel"
-_OF_THE_DRIVER = frozenset({"run_timeout_s"})
-"""Options that shards were told at their start, each with what was left then."""
+_TIMEOUT = "run_timeout_s"
+_OF_THE_DRIVER = frozenset({_TIMEOUT, *BUDGETS})
+"""Options that hold for all shards together: of them the driver tells each what is left."""
+_SAME_END_S = 2.0
+"""Ends of the run that differ by less are the same: what is left is told again and again, and takes a while to come."""
 _PASSED_ON = ("cancel", "retry", "in_flight")
 
 
@@ -48,6 +54,10 @@ class Orders:
     """Options that were changed."""
     caps: Caps | None = None
     """Those that were changed, for all shards together."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """Budgets that were changed, for all shards together."""
+    ends: Callable[[], float | None] | None = None
+    """In how many seconds the run is to end, None for never; unset as long as nobody has changed that."""
     asked: dict[int, Request] = field(default_factory=dict)
     answers: dict[int, dict[Shard, Answer]] = field(default_factory=dict)
     count: int = 0
@@ -57,7 +67,10 @@ class Orders:
         if not (self.count or self.is_paused or self.values):
             return None
         asked = [[number, dict(request)] for number, request in list(self.asked.items())]
-        return {"paused": self.is_paused, "values": dict(self.values), "asked": asked}
+        orders = {"paused": self.is_paused, "values": dict(self.values), "asked": asked, "limits": dict(self.limits)}
+        if self.caps is not None:
+            orders["caps"] = dict(self.caps)
+        return orders if self.ends is None else {**orders, "ends_in_s": self.ends()}
 
     def ask(self, request: Request) -> int:
         """Have a request passed on; the number under which shards answer."""
@@ -81,8 +94,12 @@ class Orders:
 class DriverControl:
     """A person, by way of the driver's socket."""
 
-    def __init__(self, driver: "Driver", progress: Progress, config: RolloutCollectionConfig) -> None:
+    def __init__(
+        self, driver: "Driver", progress: Progress, config: RolloutCollectionConfig, started_s: float | None = None
+    ) -> None:
+        """`started_s` is when the run began, by `time.monotonic`."""
         self._driver, self._progress, self._config = driver, progress, config
+        self._started_s = time.monotonic() if started_s is None else started_s
 
     @contextmanager
     def attended(self, announce: Callable[[Path], object]) -> Iterator[None]:
@@ -136,30 +153,37 @@ class DriverControl:
         return status_of(output, self._progress, is_paused=driver.orders.is_paused, stopped=driver.stopped)
 
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self._config, name) for name in sorted(SETTABLE)}
+        return {name: getattr(self._config, name) for name in sorted(SETTABLE | self._config.budgets.keys())}
 
     def _set(self, request: Request) -> Answer:
         values = request.get("values")
-        new = checked_values(values, SETTABLE - _OF_THE_DRIVER, self._config)
+        new = checked_values(values, SETTABLE | self._config.budgets.keys(), self._config)
         assert isinstance(values, dict)
         changed = {name: getattr(new, name) for name in values}
         config = self._config.model_copy(update=changed)
+        check_not_lifted(self._config.budgets, config.budgets)
         if _CAPS in changed and (config.adaptive or self._config.adaptive):
             raise ConfigError(
                 f"+set: in a run with shards {_CAPS}=auto stays as it is; stop it, and resume it with others"
             )
-        if _CAPS in changed:
-            before, after = caps_of(self._config.concurrency), caps_of(config.concurrency)
-            if before.keys() != after.keys():
-                raise ConfigError(
-                    f"+set: in a run with shards {_CAPS} keeps its form, with other numbers; now it is "
-                    f"{self._config.num_samples_in_parallel!r}"
-                )
-            self._driver.orders.caps = after
         self._config = config
-        self._driver.orders.values.update(changed)
+        self._obey(config, changed)
         logger.info("ng_control: set %s", shown(str(changed), 500))
         return {"set": changed}
+
+    def _obey(self, config: RolloutCollectionConfig, changed: Mapping[str, Any]) -> None:
+        """What concerns the whole is divided by the driver; the rest is the same for every shard."""
+        orders, timeout_s = self._driver.orders, config.run_timeout_s
+        orders.count += 1
+        orders.values.update({name: value for name, value in changed.items() if name not in _OF_THE_DRIVER})
+        if _CAPS in changed:
+            orders.caps = caps_of(config.concurrency)
+        if _TIMEOUT in changed:
+            ends_s = None if timeout_s is None else self._started_s + timeout_s
+            orders.ends = lambda: None if ends_s is None else ends_s - time.monotonic()
+        if changed.keys() & BUDGETS.keys():
+            orders.limits.update(config.budgets)
+            self._driver.budget = replace(self._driver.budget, limits=config.budgets)
 
     async def _pass_on(self, request: Request) -> dict[Shard, Answer]:
         """Ask all shards that run; their answers, as far as they come in time."""
@@ -201,6 +225,9 @@ class LedControl:
 
     def __init__(self, dispatch: Dispatch, set_concurrency: Callable[[Concurrency], None]) -> None:
         """`set_concurrency` takes the caps of the whole run, of which the shard has a share."""
+        self._dispatch = dispatch
+        self._ends_s: float | None = None
+        """When the run is to end, by the clock of the event loop, once a person has said so."""
         self._control = next((each for each in dispatch.policies if isinstance(each, RunControl)), None)
         if self._control is not None:
             self._control.has_socket = False
@@ -223,11 +250,21 @@ class LedControl:
         for task in list(self._tasks):
             task.cancel()
 
+    def _end_in(self, left_s: float | None) -> None:
+        """Have the run end in so many seconds, or never, unless that is how it is already."""
+        now_s = asyncio.get_running_loop().time()
+        ends_s = math.inf if left_s is None else now_s + left_s
+        if self._ends_s is None or (ends_s != self._ends_s and abs(ends_s - self._ends_s) > _SAME_END_S):
+            self._ends_s = ends_s
+            self._dispatch.set_run_end(None if left_s is None else max(0.0, left_s))
+
     async def _obey(self, control: RunControl, orders: Mapping[str, Any]) -> None:
         new = {name: value for name, value in orders["values"].items() if self._values.get(name, ...) != value}
         if new:
             self._values.update(new)
             await _answered(control, {"do": "set", "values": new})
+        if "ends_in_s" in orders:
+            self._end_in(orders["ends_in_s"])
         if orders["paused"] != control.is_paused:
             await _answered(control, {"do": "pause" if orders["paused"] else "resume"})
         asked = {str(number): request for number, request in orders["asked"]}

@@ -222,8 +222,6 @@ class Driver:
 
     def _pass_on(self) -> None:
         """What a person wants."""
-        if self.orders.caps is not None:
-            self.workers.set_caps(self.orders.caps)
         if (orders := self.orders.to_pass_on()) is not None:
             self.workers.set_orders(orders)
 
@@ -309,7 +307,7 @@ def run_in_shards(
                 in_flight=driver.in_flight,
                 notice=driver.notice,
             )
-            control = DriverControl(driver, progress, config)
+            control = DriverControl(driver, progress, config, started_s)
             with (
                 only_writer(RolloutPaths(run.output)) as lock,
                 control.attended(lock.announce),
@@ -320,10 +318,8 @@ def run_in_shards(
             summary = summary_of(
                 run.output, run.records.values(), expected=run.expected, finished_before=before, stopped=driver.stopped
             )
-            ends = {shard: record.end for shard, record in run.records.items()}
-            add_spending(
-                summary, config, {shard: None if end is None else end.summary for shard, end in ends.items()}, budget
-            )
+            ends = {shard: None if it.end is None else it.end.summary for shard, it in run.records.items()}
+            add_spending(summary, config, ends, driver.budget)
     _conclude(config, job.global_config, summary, job.arguments)
     summary.wall_time_s = time.monotonic() - started_s
     return summary

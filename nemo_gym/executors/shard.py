@@ -333,7 +333,7 @@ class _Steered:
         self._concurrency = concurrency if adaptive is None else adaptive.most
         self._own = dispatch.concurrency if adaptive is None else adaptive.most
         self._in_force: Mapping[str, int] = {}
-        self._control = LedControl(dispatch, self._set_own)
+        self._control = LedControl(dispatch, self._take_over)
         self._timer: asyncio.TimerHandle | None = None
 
     def apply(self) -> None:
@@ -359,6 +359,13 @@ class _Steered:
         if self._timer is not None:
             self._timer.cancel()
         self._tell()
+
+    def _take_over(self, concurrency: Concurrency) -> None:
+        """Go by other caps of the whole run; of those that are new the shard has no share until it is told one."""
+        self._concurrency, told = concurrency, self._channel.caps or {}
+        names = [*caps_of(concurrency), *(name for name in self._in_force if name == PACE)]
+        self._in_force = {name: told.get(name, 0) for name in names}
+        self._set_own(concurrency)
 
     def _set_own(self, concurrency: Concurrency) -> None:
         self._own = concurrency

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from nemo_gym.collect.stopping import StopKind
 from nemo_gym.errors import ConfigError
 from nemo_gym.executors.base import Job
 from nemo_gym.executors.budget import Budgets
+from nemo_gym.executors.caps import Board
 from nemo_gym.executors.driver import run_in_shards
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import address_in
@@ -69,9 +71,11 @@ def test_a_run_in_shards_is_steered_through_its_driver(tmp_path: Path) -> None:
             assert not running.done(), running.result()
             time.sleep(0.05)
         until_in_flight(2)
-        with pytest.raises(ConfigError, match="keeps its form"):
-            ask_run(do="set", values={"num_samples_in_parallel": {AGENT: 5}})
-        ask_run(do="set", values={"num_samples_in_parallel": 5, "rollout_timeout_s": 500})
+        with pytest.raises(ConfigError, match="stays as it is"):
+            ask_run(do="set", values={"num_samples_in_parallel": "auto"})
+        ask_run(do="set", values={"num_samples_in_parallel": {AGENT: 3}})
+        until_in_flight(3)
+        ask_run(do="set", values={"num_samples_in_parallel": 5, "rollout_timeout_s": 500, "run_timeout_s": 3000})
         until_in_flight(5)
         listed = ask_run(do="in_flight")["in_flight"]
         assert {each["agent"] for each in listed} == {f"{AGENT} (shard {shard}/2)" for shard in (1, 2)}
@@ -92,8 +96,58 @@ def test_a_run_in_shards_is_steered_through_its_driver(tmp_path: Path) -> None:
     assert summary.stopped is not None
     assert (summary.stopped.message, summary.exit_code) == ("stopped by ng_control", 130)
     did = [each["did"] for each in steered_in(Shard(0, 2)) + steered_in(Shard(1, 2))]
-    assert {kind: did.count(kind) for kind in set(did)} == {"set": 2, "pause": 2, "cancel": 1, "retry": 1, "resume": 2}
+    assert {kind: did.count(kind) for kind in set(did)} == {"set": 4, "pause": 2, "cancel": 1, "retry": 1, "resume": 2}
     assert not address_in(RolloutPaths(Path("out.jsonl")))
+
+
+@pytest.mark.usefixtures("runtime_folder")
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [({"max_total_tokens": 1}, StopKind.BUDGET), ({"run_timeout_s": 1}, StopKind.RUN_TIMEOUT)],
+    ids=lambda value: str(value),
+)
+def test_what_the_whole_run_may_take_is_changed_while_it_goes_on(
+    tmp_path: Path, values: dict[str, Any], kind: StopKind
+) -> None:
+    write_environment(tmp_path, latency_s=1.0)
+    options = {
+        "agent_name": AGENT,
+        "input_jsonl_fpath": "train.jsonl",
+        "output_jsonl_fpath": "out.jsonl",
+        "num_repeats": 1000,
+        "num_samples_in_parallel": 2,
+        "max_total_tokens": 10**9,
+        "run_timeout_s": 3000,
+    }
+    config = RolloutCollectionConfig.model_validate({**options, "executor": "ray", "num_shards": 2})
+    job = Job(
+        OmegaConf.create({}),
+        ["ng", "+config_paths=[config.yaml]", *(f"+{name}={value}" for name, value in options.items())],
+    )
+
+    @contextmanager
+    def connect(caps: Mapping[str, int], budget: Budgets) -> Iterator[Threads]:
+        threads = Threads(caps)
+        threads._board = Board(caps, budget)
+        yield threads
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_in_shards, config, job, connect, tmp_path)
+        while address_in(RolloutPaths(Path("out.jsonl"))) is None:
+            assert not running.done(), running.result()
+            time.sleep(0.05)
+        while not ask(find_run("out.jsonl"), {"do": "status"}, 60.0)["finished"]:
+            assert not running.done(), running.result()
+            time.sleep(0.1)
+        with pytest.raises(ConfigError, match="not be lifted"):
+            ask(find_run("out.jsonl"), {"do": "set", "values": {"max_total_tokens": None}}, 60.0)
+        ask(find_run("out.jsonl"), {"do": "set", "values": values}, 60.0)
+        summary = running.result(timeout=120)
+
+    assert summary.stopped is not None
+    assert summary.stopped.kind is kind
+    assert summary.budgets == {"max_total_tokens": values.get("max_total_tokens", 10**9)}
+    assert 0 < summary.finished < summary.expected
 
 
 def steered_in(shard: Shard) -> list[dict[str, Any]]:
