@@ -233,6 +233,7 @@ class Connection(asyncio.Protocol):
             if self._is_sending or not self._parser.should_keep_alive():
                 self.close()
             self._end(Answer(self._status, self._headers, self._chunks))
+            self._beginning = b""
         self._reset()
 
     def _ends_with_connection(self) -> bool:

@@ -7,6 +7,7 @@ its port, listens on loopback until its standard input closes, and serves any nu
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from typing import cast
 
 import orjson
@@ -14,6 +15,7 @@ import uvloop
 
 CITY = "Reykjavik"
 TOOL_OUTPUT = b'"function_call_output"'
+TOOL_MESSAGE = b'"role":"tool"'
 
 
 def _response(output: list[dict[str, object]], answer: int) -> bytes:
@@ -120,7 +122,7 @@ class Connection(asyncio.Protocol):
             self._needed = end + 4 + (int(length.partition(b"\r\n")[0]) if found else 0)
         if len(self._received) < self._needed:
             return
-        answer = self._answer if TOOL_OUTPUT in self._received else self._call
+        answer = self._answer if TOOL_OUTPUT in self._received or TOOL_MESSAGE in self._received else self._call
         self._received, self._needed = b"", 0
         if self._delay_s:
             asyncio.get_running_loop().call_later(self._delay_s, self._write, answer)
@@ -132,9 +134,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(answer)
 
 
-async def serve(delay_s: float, extra_bytes: int) -> None:
+async def serve(delay_s: float, call: bytes, answer: bytes) -> None:
     """Listen until standard input closes."""
-    call, answer = _with_head(CALL), _with_head(message(extra_bytes))
+    call, answer = _with_head(call), _with_head(answer)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(delay_s, call, answer), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
@@ -146,5 +148,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--extra-bytes", type=int, default=0)
+    parser.add_argument("--call", type=Path, help="file with what is answered first")
+    parser.add_argument("--answer", type=Path, help="file with what is answered last")
     given = parser.parse_args()
-    uvloop.run(serve(given.delay, given.extra_bytes))
+    called = given.call.read_bytes() if given.call else CALL
+    answered = given.answer.read_bytes() if given.answer else message(given.extra_bytes)
+    uvloop.run(serve(given.delay, called, answered))
