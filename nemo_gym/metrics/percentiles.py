@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nemo_gym.keys import PARTIAL_RESPONSE_KEY_NAME, RESPONSE_KEY_NAME, TIMING_KEY_NAME
@@ -119,7 +120,10 @@ class Percentiles:
             values[DURATION] = timing.get(DURATION)
         for name, value in values.items():
             if isinstance(value, int | float) and 0 <= value < _BEYOND_REASON:
-                self._counts.setdefault(name, Counter())[float(f"{value:.3g}")] += 1
+                counts = self._counts.get(name)
+                if counts is None:
+                    counts = self._counts[name] = Counter()
+                counts[_rounded(value)] += 1
 
     def as_json(self) -> dict[str, dict[str, float]]:
         """`p50` and `p95` of each quantity, to three significant digits; empty when nothing is known."""
@@ -128,6 +132,11 @@ class Percentiles:
             for name in (DURATION, *TOKEN_COUNTS)
             if name in self._counts
         }
+
+
+@lru_cache(4096)
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _at(counts: Counter[float], share: float, *, whole: bool) -> float:

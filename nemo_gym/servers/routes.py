@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import orjson
 from fastapi import Request, Response
@@ -55,6 +55,20 @@ def never_waits(endpoint: _Endpoint) -> _Endpoint:
     return endpoint
 
 
+class Unread(NamedTuple):
+    """The body of a request that nobody has parsed."""
+
+    content: bytes
+    read: Callable[[bytes], Any]
+    """What the endpoint's own type makes of it; raises what a caller is told otherwise."""
+
+
+def takes_unread(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an endpoint that is given its body as `Unread`, for bodies that are too large to be there twice."""
+    endpoint.takes_unread = True  # type: ignore[attr-defined]
+    return endpoint
+
+
 class DirectRoute(APIRoute):
     """An `APIRoute` that takes the short way when the endpoint allows it."""
 
@@ -92,6 +106,7 @@ class DirectCall:
         self._request_name = needs.request_param_name
         self._response_name = needs.response_param_name
         self._status = int(route.status_code or _OK)
+        self._takes_unread = bool(getattr(route.endpoint, "takes_unread", False))
         self._taken_over: Any = None
         self._body_name: str | None = None
         self._most_levels: int | None = None
@@ -127,6 +142,8 @@ class DirectCall:
             request._body = body  # what `await request.body()` keeps, had it read the stream itself
             arguments[self._request_name] = request
         if self._body_name:
+            if self._takes_unread:
+                content = Unread(body, self._validated)
             arguments[self._body_name] = self._validated(body) if content is None else content
         if not self._response_name:
             return self._answer(await self._endpoint(**arguments), None)

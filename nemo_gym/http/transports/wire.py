@@ -96,7 +96,6 @@ class WirePool:
         try:
             answer = await answered
             body, is_complete = answer.body(self._max_response_bytes)
-            answer.chunks.clear()  # the event loop keeps the future until this task waits again
             if not is_complete:
                 connection.close()
         except BaseException:
