@@ -131,8 +131,8 @@ class PayloadCost:
     """One orjson load and dump of the payload, in the same rounds."""
     per_s: float
     """Rollouts per second in the best round."""
-    memory_ratio: float = 0.0
-    """What a rollout in flight occupies in collector and servers, over the bytes of its payload."""
+    has_tokens: bool = False
+    """Whether most of the payload is numbers: of a text, moving it through sockets costs more than reading it."""
 
     @property
     def ratios(self) -> list[float]:
@@ -180,6 +180,7 @@ def measure(folder: Path, kind: Kind, rollouts: int, rounds: int = ROUNDS) -> Pa
         [reading.cpu_ms for reading in readings],
         passes,
         max(reading.per_second for reading in readings),
+        has_tokens="tokens" in kind.name,
     )
 
 
