@@ -111,7 +111,7 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
             app.post(f"{prefix}/v1/responses", include_in_schema=False)(self.responses)
         run = self.run_handler()
         app.post("/run")(self._in_rollout_context(run) if are_rollouts_named(self._run_config()) else run)
-        app.post("/aggregate_metrics")(self.aggregate_metrics)
+        app.post("/aggregate_metrics")(self.aggregate_metrics_handler())
         app.get(IN_FLIGHT_PATH, include_in_schema=False)(_rollouts_in_flight_route)
         app.post(ROW_CHECK_PATH, include_in_schema=False)(self._check_rows_route)
         return app
@@ -140,6 +140,10 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
             warnings.warn(f"{self.config.name}: rollouts were not verified, so there are no metrics", RuntimeWarning, 2)
             return AggregateMetrics()
         return await super().aggregate_metrics(body)
+
+    def aggregate_metrics_handler(self) -> Callable[..., Awaitable[Any]]:
+        """What serves `/aggregate_metrics`: that, unless a class has a cheaper way to the same answer."""
+        return self.aggregate_metrics
 
     @classmethod
     def _passes_rows_on(cls) -> bool:

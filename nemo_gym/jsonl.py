@@ -22,6 +22,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXCERPT_LENGTH = 60
 _MOST_LEVELS = 1_000
 """That orjson reads back; it writes a quarter of them."""
+_PORTION_BYTES = 1 << 18
+_MOST_CUTS_TRIED = 100
+_HUGE = b"0" * 19
+_DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _BRACKET_OR_STRING = re.compile(rb'[\[{]|[\]}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
@@ -158,6 +162,40 @@ def _pieces(value: Any) -> Iterator[str]:
             separator = ","
             if waiting:
                 yield "}" if has_keys else "]"
+
+
+def array_portions(content: bytes, start: int, end: int, *, exact: bool = False) -> Iterator[list[dict[str, Any]]]:
+    """The objects in an array, some at a time: `content[start:end]` is what stands between its brackets.
+
+    If `exact`, whole numbers of more than 64 bits are no floats.
+
+    Raises:
+        ValueError: not all of them are objects, or they cannot be told apart without reading everything at once.
+    """
+    while start < end:
+        cut = start + _PORTION_BYTES
+        for _ in range(_MOST_CUTS_TRIED):
+            cut = content.find(b"},{", cut, end) + 1
+            stop = cut or end
+            try:
+                piece = b"[%b]" % content[start:stop]  # which is JSON only if both ends are between two objects
+                entries = json.loads(piece) if exact and _has_huge_number(piece) else orjson.loads(piece)
+            except ValueError:
+                if not cut:
+                    raise
+            else:
+                break
+        else:
+            raise ValueError("objects in the array cannot be told apart")
+        if not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("the array does not hold objects only")
+        yield entries
+        start = stop + 1
+
+
+def _has_huge_number(content: bytes) -> bool:
+    """Whether there may be a number of more than 64 bits; an expression would take as long as parsing does."""
+    return _HUGE in content.translate(_DIGITS_AS_ZEROS)
 
 
 def cut_levels(content: bytes, levels: int) -> bytes:

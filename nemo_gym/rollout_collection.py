@@ -44,6 +44,7 @@ from nemo_gym.collect.metrics import (
     AggregationError,
     ask_agents,
     group_by_agent,
+    large_answer,
     request_arguments,
     values_for_tracking,
     write_metrics,
@@ -62,7 +63,7 @@ from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.partial import WANTS_PARTIAL
-from nemo_gym.http.request import get_response_json, raise_for_status
+from nemo_gym.http.request import get_response_json, parse_json, raise_for_status, whole_body
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import NG_TRAJECTORY_KEY, TIMING_KEY_NAME
 from nemo_gym.process_inputs import command_line
@@ -451,7 +452,8 @@ class _Servers(NamedTuple):
     async def _ask(self, agent: str, records: Collection[Result]) -> object:
         response = await self.client.post(server_name=agent, url_path=AGGREGATE_PATH, **request_arguments(records))
         await raise_for_status(response)
-        return await get_response_json(response)
+        body = await whole_body(response)
+        return large_answer(body) or parse_json(body, response)
 
 
 def _headers_of(run: Run) -> Mapping[str, str]:

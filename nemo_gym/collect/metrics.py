@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import orjson
 from pydantic import ValidationError
 
 from nemo_gym.errors import GymError
-from nemo_gym.metrics.aggregate import for_uneven_repeats
+from nemo_gym.jsonl import array_portions
+from nemo_gym.metrics.aggregate import ANSWER_START, for_uneven_repeats
 from nemo_gym.metrics.columns import RolloutTable
 from nemo_gym.metrics.intervals import compute_coverage
 from nemo_gym.metrics.percentiles import Percentiles
@@ -34,6 +36,10 @@ logger = logging.getLogger(__name__)
 AGGREGATE_PATH = "/aggregate_metrics"
 _LOGGED_TYPES = (bool, int, float, str, type(None))
 _INDENT = b"  "
+_BEFORE_GROUPS, _AFTER_GROUPS = ANSWER_START, b'],"agent_metrics":'
+_LARGE_BYTES = 1_000_000
+_GROUPS_AT_A_TIME = 256
+_END_OF_GROUPS = b"\n    ]"
 _COUNTED = ("expected", "scored", "failed", "missing", "stragglers", "not_needed")
 Ask = Callable[[str, Collection[Result]], Awaitable[object]]
 """(agent, stripped records) -> what the agent's `/aggregate_metrics` answered."""
@@ -82,7 +88,7 @@ class AgentMetrics:
             "agent_ref": {"name": self.agent},
             "agent_metrics": self.metrics.agent_metrics,
             "key_metrics": self.metrics.key_metrics,
-            "group_level_metrics": self.metrics.group_level_metrics,
+            "group_level_metrics": self.metrics.group_level_metrics if self.groups is None else list(self.groups),
         }
         return {**entry, **self.additions()}
 
@@ -95,6 +101,34 @@ class AgentMetrics:
         """What is shown of them: all but the part of each task."""
         shown = AggregateMetrics(agent_metrics=self.metrics.agent_metrics, key_metrics=self.metrics.key_metrics)
         return AgentMetrics(self.agent, shown, self.coverage, percentiles=self.percentiles, cost=self.cost)
+
+
+class LargeAnswer:
+    """What an agent answered, with the metrics of tasks left as they came; each iteration reads them."""
+
+    def __init__(self, body: bytes) -> None:
+        """Find the metrics of tasks in `body`, and read the rest.
+
+        Raises:
+            ValueError: this is no answer that can be taken apart.
+        """
+        self._body, self._end = body, body.rfind(_AFTER_GROUPS)
+        if not body.startswith(_BEFORE_GROUPS) or self._end < 0:
+            raise ValueError
+        self.rest: dict[str, Any] = orjson.loads(b"{" + body[self._end + len(b"],") :])
+        for _ in array_portions(body, len(_BEFORE_GROUPS), self._end):
+            pass
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return chain.from_iterable(array_portions(self._body, len(_BEFORE_GROUPS), self._end))
+
+
+def large_answer(body: bytes) -> LargeAnswer | None:
+    """A long answer to a request for metrics; None when it is short, or has to be read as a whole."""
+    if isinstance(body, bytes) and len(body) >= _LARGE_BYTES:  # stand-ins for answers may have text
+        with suppress(ValueError):
+            return LargeAnswer(body)
+    return None
 
 
 def group_by_agent(records: Iterable[Mapping[str, Any]]) -> dict[str, AgentRecords]:
@@ -154,9 +188,10 @@ async def ask_agents(groups: Mapping[str, AgentRecords], ask: Ask) -> list[Agent
             agent,
             _evened(groups[agent], metrics),
             _coverage(groups[agent]),
+            groups=of_tasks,
             percentiles=groups[agent].percentiles.as_json(),
         )
-        for agent, metrics in zip(asked, answers, strict=True)
+        for agent, (metrics, of_tasks) in zip(asked, answers, strict=True)
     ]
 
 
@@ -173,9 +208,12 @@ def _evened(group: AgentRecords, metrics: AggregateMetrics) -> AggregateMetrics:
 
 
 async def _ask(agent: str, records: Collection[Result], ask: Ask) -> Any:
-    """The agent's metrics, or the AggregationError that tells why there are none."""
+    """The agent's metrics, those of tasks apart if they are many, or the AggregationError that tells why not."""
     try:
-        return AggregateMetrics.model_validate(await ask(agent, records))
+        answer = await ask(agent, records)
+        if isinstance(answer, LargeAnswer):
+            return AggregateMetrics.model_validate(answer.rest), answer
+        return AggregateMetrics.model_validate(answer), None
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, problem["loc"])) or "the answer"
@@ -228,10 +266,20 @@ def _entry(of_agent: AgentMetrics) -> Iterator[bytes]:
     groups = metrics.group_level_metrics if of_agent.groups is None else of_agent.groups
     yield _dumped(head, depth=1).removesuffix(b"\n  }")
     yield b',\n    "group_level_metrics": '
-    yield from _array(([_dumped(group, depth=3)] for group in groups), depth=2)
+    yield from _dumped_groups(iter(groups))
     for name, value in of_agent.additions().items():
         yield b',\n    "%b": ' % name.encode() + _dumped(value, depth=2)
     yield b"\n  }"
+
+
+def _dumped_groups(groups: Iterator[Mapping[str, Any]]) -> Iterator[bytes]:
+    """The bytes of the list of them, some at a time."""
+    separator = b"["
+    while portion := list(islice(groups, _GROUPS_AT_A_TIME)):
+        yield separator
+        yield _dumped(portion, depth=2)[1:].removesuffix(_END_OF_GROUPS)
+        separator = b","
+    yield b"[]" if separator == b"[" else _END_OF_GROUPS
 
 
 def _array(items: Iterable[Iterable[bytes]], depth: int) -> Iterator[bytes]:

@@ -38,6 +38,7 @@ from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KE
 from nemo_gym.retry import Tries
 from nemo_gym.rollout_correlation import ROLLOUT_HEADER, rollout_header
 from nemo_gym.schemas.server_config import ServerStatus
+from nemo_gym.schemas.wire import ListsBeside
 
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
@@ -99,6 +100,8 @@ class ServerClient(BaseModel):
                 plain = json_request(method, url, path, body, kwargs.get("cookies"), content, address)
                 return await self._request_in_memory(hosted, plain, kwargs)
             kwargs = with_json_body(kwargs)
+            if type(kwargs.get("data")) is ListsBeside:
+                return await self._request_in_two_parts(server_name, path, method, kwargs)
             if hosted is not None:
                 translated = local_request(method, url, path, kwargs, address)
                 if translated is not None:
@@ -157,6 +160,18 @@ class ServerClient(BaseModel):
             method, lambda: self._address_of(server_name)[1] + path, kwargs, server_name=server_name, internal=True
         )
 
+    async def _request_in_two_parts(
+        self, server_name: str, path: str, method: str, kwargs: dict[str, Any]
+    ) -> ClientResponse:
+        """Hand a document over as it is to a server that takes it so, or else whole."""
+        address, url = self._address_of(server_name)
+        hosted, beside = find_local_app(server_name, address), kwargs["data"]
+        if hosted is not None and takes_over(hosted, method, path, beside):
+            request = local_request(method, url, path, {**kwargs, "data": beside.envelope}, address)
+            if request is not None:
+                return await self._request_in_memory(hosted, request._replace(content=beside), kwargs)
+        return await self.request(server_name, path, method, **{**kwargs, "data": beside.whole()})
+
     async def _request_in_memory(
         self, hosted: HostedApp, request: LocalRequest, kwargs: dict[str, Any]
     ) -> ClientResponse:
@@ -170,6 +185,8 @@ class ServerClient(BaseModel):
             raise call_failure(error, call, tries) from error
         redirect = None
         if response.status in REDIRECTS:
+            if type(kwargs.get("data")) is ListsBeside:
+                kwargs = {**kwargs, "data": kwargs["data"].whole()}
             redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
         if redirect is None:
             return cast(ClientResponse, response)

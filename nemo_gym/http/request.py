@@ -333,13 +333,17 @@ def without_sent_secrets(body: bytes, response: ClientResponse) -> bytes:
 
 async def get_response_json(response: ClientResponse) -> Any:
     """The body of an answer, read as JSON whatever its content type."""
+    return parse_json(await whole_body(response), response)
+
+
+async def whole_body(response: ClientResponse) -> bytes:
+    """The body of an answer; raises what a caller is told when it does not arrive."""
     try:
-        body = await response.read()
+        return await response.read()
     except TRANSPORT_ERRORS as error:
         url, method = _asked(response)
         call = Call(method, url, internal=True)
         raise call_failure(error, call, Tries(current_settings().retry_between_servers, failures=1)) from error
-    return parse_json(body, response)
 
 
 def parse_json(body: bytes, response: ClientResponse) -> Any:

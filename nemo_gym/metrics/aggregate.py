@@ -2,21 +2,28 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
+from nemo_gym.jsonl import array_portions
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.columns import REWARD, Column, RolloutTable, SortedRollouts, is_index
 from nemo_gym.metrics.hooks import ComputeMetrics, GetKeyMetrics, Metrics, Response, means_of
 from nemo_gym.metrics.profile import pooled_statistics, task_profiles
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 
 logger = logging.getLogger(__name__)
 
 _PER_TASK_METRICS = "per_task_metrics"
+_REQUEST_START, _REQUEST_END = b'{"verify_responses":[', b"]}"
+ANSWER_START = b'{"group_level_metrics":['
+"""How the JSON of metrics begins."""
+_GROUPS = slice(len(ANSWER_START), -len(b'],"agent_metrics":{},"key_metrics":{}}'))
+_GROUPS_AT_A_TIME = 512
 _OF_K_REPEATS = re.compile(r"(?:@|\bavg-of-)(\d+)")
 """As in `pass@4`, `pass@1[avg-of-4]` and `majority@4`."""
 
@@ -36,6 +43,75 @@ def compute_aggregate_metrics(
     table = RolloutTable()
     usable = [response for response in verify_responses if table.add(response)]
     return aggregate_table(table, usable, compute_metrics_fn, get_key_metrics_fn)
+
+
+def aggregated_json(
+    request: bytes,
+    read: Callable[[bytes], AggregateMetricsRequest],
+    compute_metrics_fn: ComputeMetrics | None = None,
+    get_key_metrics_fn: GetKeyMetrics | None = None,
+) -> bytes:
+    """The JSON of `compute_aggregate_metrics` of the records in a request, without holding all of either in memory.
+
+    `read` is for a request that must be read as a whole. Records are kept only for a `compute_metrics_fn`.
+    """
+    table = RolloutTable()
+    kept: list[Response] = []
+    try:
+        for portion in _records_in(request):
+            for record in portion:
+                if table.add(record) and compute_metrics_fn is not None:
+                    kept.append(record)
+    except ValueError:
+        whole = read(request).verify_responses
+        table = RolloutTable()
+        kept = [record for record in whole if table.add(record)]
+    return _written(table, kept, compute_metrics_fn, get_key_metrics_fn)
+
+
+def _records_in(request: bytes) -> Iterator[list[Response]]:
+    if not (request.startswith(_REQUEST_START) and request.endswith(_REQUEST_END)):
+        raise ValueError
+    return array_portions(request, len(_REQUEST_START), len(request) - len(_REQUEST_END), exact=True)
+
+
+def _written(
+    table: RolloutTable,
+    records: Sequence[Response],
+    compute_metrics_fn: ComputeMetrics | None,
+    get_key_metrics_fn: GetKeyMetrics | None,
+) -> bytes:
+    rollouts = SortedRollouts(table)
+    if not len(rollouts):
+        return _json(AggregateMetrics(agent_metrics=rollouts.bad.summary()))
+    agent_metrics: Metrics = pooled_statistics(rollouts)
+    added: dict[int, list[Mapping[str, Any]]] = {}
+    if compute_metrics_fn is not None:
+        custom = dict(_ask(compute_metrics_fn, rollouts, records) or {})
+        for entry in custom.pop(_PER_TASK_METRICS, None) or ():
+            task = entry.get(TASK_INDEX_KEY_NAME) if isinstance(entry, Mapping) else None
+            if is_index(task):
+                added.setdefault(task, []).append(entry)
+        agent_metrics |= custom
+    agent_metrics |= rollouts.bad.summary()
+    key_metrics = _headline(get_key_metrics_fn or means_of, agent_metrics, rollouts)
+    rest = AggregateMetrics.model_construct(agent_metrics=agent_metrics, key_metrics=key_metrics)
+    written = BytesIO()
+    written.write(ANSWER_START)
+    groups = task_profiles(rollouts)
+    while portion := list(islice(groups, _GROUPS_AT_A_TIME)):
+        for group in portion if added else ():
+            for entry in added.get(group[TASK_INDEX_KEY_NAME], ()):
+                group.update(entry)
+        if written.tell() > len(ANSWER_START):
+            written.write(b",")
+        written.write(_json(AggregateMetrics.model_construct(group_level_metrics=portion))[_GROUPS])
+    written.write(_json(rest)[len(ANSWER_START) :])
+    return written.getvalue()  # which is no copy
+
+
+def _json(metrics: AggregateMetrics) -> bytes:
+    return metrics.__pydantic_serializer__.to_json(metrics, by_alias=True, warnings=False)
 
 
 def aggregate_table(

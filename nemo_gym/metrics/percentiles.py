@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nemo_gym.keys import PARTIAL_RESPONSE_KEY_NAME, RESPONSE_KEY_NAME, TIMING_KEY_NAME
@@ -133,7 +134,7 @@ class Percentiles:
         for name, values in zip((DURATION, *TOKEN_COUNTS), zip(*self._waiting, strict=True), strict=False):
             for value, times in Counter(values).items():
                 if value is not None and 0 <= value < _BEYOND_REASON:
-                    self._counts.setdefault(name, Counter())[float(f"{value:.3g}")] += times
+                    self._counts.setdefault(name, Counter())[_rounded(value)] += times
         self._waiting.clear()
 
     def as_json(self) -> dict[str, dict[str, float]]:
@@ -144,6 +145,11 @@ class Percentiles:
             for name in (DURATION, *TOKEN_COUNTS)
             if name in self._counts
         }
+
+
+@lru_cache(4096)
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _at(counts: Counter[float], share: float, *, whole: bool) -> float:

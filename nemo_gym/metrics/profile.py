@@ -6,7 +6,7 @@ Mean, max, min, median and standard deviation of every field in every group are 
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ Entry = tuple[str, Indices, NDArray[Any]]
 STATISTICS = ("mean", "max", "min", "median", "std")
 """In the order of their keys."""
 _VALUES_AT_A_TIME = 100_000
+_TASKS_AT_A_TIME = 8192
 """How many numbers are turned into dicts ahead of the reader."""
 Record = Mapping[str, Any]
 Pair = tuple[Record, Record]
@@ -93,10 +94,12 @@ def iter_group_dicts(
             if statistic == "std":
                 values = np.where(sizes[statistics.groups] == 1, 0.0, values)
             defined = ~np.isnan(values)
-            values = values[defined]
+            groups = statistics.groups
+            if not defined.all():  # else nothing is copied
+                values, groups = values[defined], groups[defined]
             if whole and statistic in ("max", "min"):
                 values = np.array([int(value) for value in values.tolist()], object)
-            entries.append((f"{statistic}/{name}", statistics.groups[defined], values))
+            entries.append((f"{statistic}/{name}", groups, values))
     num_values = sum(len(values) for _, _, values in entries)
     portion = max(1, _VALUES_AT_A_TIME * num_groups // max(num_values, 1))
     for start in range(0, num_groups, portion):
@@ -220,12 +223,9 @@ def task_profiles(
     each task's sample (by default a placeholder).
     """
     tasks = rollouts.task_ids
-    profiles = iter_group_dicts(
-        rollouts.columns,
-        rollouts.task_ordinals,
-        len(tasks),
-        whole=rollouts.only_integers,
-        leading=(TASK_INDEX_KEY_NAME, tasks),
+    profiles = chain.from_iterable(
+        _statistics_of_tasks(rollouts, first, min(first + _TASKS_AT_A_TIME, len(tasks)))
+        for first in range(0, len(tasks), _TASKS_AT_A_TIME)
     )
     counts = np.diff(rollouts.starts, append=len(rollouts)).tolist()
     infos = rollouts.iter_infos()
@@ -240,6 +240,23 @@ def task_profiles(
         profile["reward_profile_completion_pct"] = 100.0 * count / wanted
         profile["rollout_infos"] = list(islice(infos, count))
         yield profile
+
+
+def _statistics_of_tasks(rollouts: SortedRollouts, first: int, end: int) -> Iterator[dict[str, Any]]:
+    """Those of some tasks that follow each other: the arrays for all of them would be larger than the rollouts."""
+    starts = [*rollouts.starts[first : end + 1].tolist(), len(rollouts)]
+    low, high = starts[0], starts[end - first]
+    columns = []
+    for column in rollouts.columns:
+        begin, stop = np.searchsorted(column.ranks, (low, high))
+        columns.append(Column(column.name, column.ranks[begin:stop] - low, column.values[begin:stop]))
+    return iter_group_dicts(
+        columns,
+        rollouts.task_ordinals[low:high] - first,
+        end - first,
+        whole=rollouts.only_integers,
+        leading=(TASK_INDEX_KEY_NAME, rollouts.task_ids[first:end]),
+    )
 
 
 def pooled_statistics(rollouts: SortedRollouts) -> dict[str, float]:

@@ -7,9 +7,12 @@ Token ids and log-probs, for training on exactly what was sampled, are one bundl
 reverse) would train on something else than what was generated, so part of a bundle is an error and never ignored.
 """
 
+import re
+import secrets
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NotRequired, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypeVar, get_args
 
+import orjson
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
@@ -22,6 +25,11 @@ WEIGHT_FIELDS = ("weight_versions", "weight_segments")
 each part of an answer that was interrupted."""
 RoutedExperts = str | list[list[list[int]]]
 """Mixture-of-experts routing: an encoded envelope, or indices per token, layer and choice."""
+
+
+MARK = secrets.randbelow(2**52) + 2**52
+"""Stands in a list of its own for a list beside the JSON: a number that nobody else knows, and that a float can be."""
+_MARK = re.compile(rb"\[%d(?:\.0)?\]" % MARK)
 
 
 class WireModel(BaseModel):
@@ -154,6 +162,30 @@ class TokenIDLogProbTypedDictMixin(TypedDict):
     generation_token_ids: list[int]
     generation_log_probs: list[float | None]
     routed_experts: NotRequired[str | list[Any] | None]
+
+
+class ListsBeside(NamedTuple):
+    """A JSON document in two parts: its long lists of numbers, and all else, with a mark where each list belongs."""
+
+    envelope: bytes
+    lists: list[list[Any]]
+
+    def parts(self) -> list[bytes]:
+        """What is before, between and after the lists."""
+        return _MARK.split(self.envelope)
+
+    def whole(self) -> bytes:
+        """The document.
+
+        Raises:
+            TypeError: orjson cannot write one of the numbers.
+            ValueError: the envelope has not as many marks as there are lists.
+        """
+        parts = self.parts()
+        pieces = [parts[0]]
+        for numbers, following in zip(self.lists, parts[1:], strict=True):
+            pieces += (orjson.dumps(numbers), following)
+        return b"".join(pieces)
 
 
 def carries_token_ids(fields: Mapping[str, Any]) -> bool:

@@ -35,6 +35,7 @@ from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Fail
 from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.sessions import Session, SessionLifetimeMiddleware, SessionLifetimes, SessionMiddleware, Sessions
 
+_AT_ONCE_BYTES = 4_000_000
 _BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
 KNOWN_LAYERS: set[Any] = {
     CallLogMiddleware,
@@ -80,7 +81,13 @@ class DirectLane:
         answer = await self.answer(call, scope, body, receive)
         if isinstance(answer, Answer):
             await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-            await send({"type": "http.response.body", "body": answer.body})
+            body = answer.body
+            if len(body) > _AT_ONCE_BYTES:  # so that others get their turn, and the caller keeps pace
+                for start in range(0, len(body) - _AT_ONCE_BYTES, _AT_ONCE_BYTES):
+                    piece = body[start : start + _AT_ONCE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                body = body[start + _AT_ONCE_BYTES :]
+            await send({"type": "http.response.body", "body": body})
         else:
             with running_as(self._instance_name):
                 await answer(scope, receive, send)

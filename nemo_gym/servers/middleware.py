@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -233,14 +234,20 @@ class _Watch:
 
 async def read_body(receive: Receive) -> tuple[bytes, bool]:
     """The body of a request, and whether all of it came before the caller went."""
-    chunks = []
+    whole: BytesIO | None = None
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return b"", False
-        chunks.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(chunks), True
+        body: bytes = message.get("body", b"")
+        is_last = not message.get("more_body", False)
+        if whole is None:
+            if is_last:
+                return body, True
+            whole = BytesIO()
+        whole.write(body)
+        if is_last:
+            return whole.getvalue(), True  # which is no copy
 
 
 def _replay(body: bytes) -> Receive:

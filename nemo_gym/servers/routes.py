@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import orjson
 from fastapi import Request, Response
@@ -28,6 +28,8 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.schemas.run_requests import BaseRunRequest, forget, with_row
+from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
+from nemo_gym.schemas.wire import ListsBeside
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,20 @@ def never_waits(endpoint: _Endpoint) -> _Endpoint:
     that waits after all is answered with an error that says so.
     """
     endpoint.never_waits = True  # type: ignore[attr-defined]
+    return endpoint
+
+
+class Unread(NamedTuple):
+    """The body of a request that nobody has parsed."""
+
+    content: bytes
+    read: Callable[[bytes], Any]
+    """What the endpoint's own type makes of it; raises what a caller is told otherwise."""
+
+
+def takes_unread(endpoint: _Endpoint) -> _Endpoint:
+    """Mark an endpoint that is given its body as `Unread`, for bodies that are too large to be there twice."""
+    endpoint.takes_unread = True  # type: ignore[attr-defined]
     return endpoint
 
 
@@ -90,6 +106,7 @@ class DirectCall:
         self._request_name = needs.request_param_name
         self._response_name = needs.response_param_name
         self._status = int(route.status_code or _OK)
+        self._takes_unread = bool(getattr(route.endpoint, "takes_unread", False))
         self._taken_over: Any = None
         self._body_name: str | None = None
         self._most_levels: int | None = None
@@ -101,6 +118,8 @@ class DirectCall:
             self._body_default = field.field_info.get_default(call_default_factory=True)
             if getattr(self._endpoint, "reads_only", False) and not self._request_name:
                 self._taken_over = field.field_info.annotation
+            elif can_be_filled_in(field.field_info.annotation):
+                self._taken_over = ListsBeside
 
     def takes(self, content: Any) -> bool:
         """Whether the endpoint takes this very object: it has the right type, so it was validated when it was made."""
@@ -116,11 +135,15 @@ class DirectCall:
     async def answer(self, scope: Scope, body: bytes, receive: Receive, content: Any = None) -> Answer | Response:
         """What the endpoint says to `body`, or to `content`; a response of its own making is returned as it is."""
         arguments: dict[str, Any] = {}
+        if type(content) is ListsBeside:
+            body, content = content.whole() if self._request_name else b"", self._filled_in(content)
         if self._request_name:
             request = Request(scope, receive)
             request._body = body  # what `await request.body()` keeps, had it read the stream itself
             arguments[self._request_name] = request
         if self._body_name:
+            if self._takes_unread:
+                content = Unread(body, self._validated)
             arguments[self._body_name] = self._validated(body) if content is None else content
         if not self._response_name:
             return self._answer(await self._endpoint(**arguments), None)
@@ -139,6 +162,13 @@ class DirectCall:
         except Exception as error:  # noqa: BLE001 - a validator may raise anything; the request is what is wrong
             found = [{"type": "value_error", "loc": ("body",), "msg": f"{type(error).__name__}: {error}"}]
         raise RequestValidationError(found)
+
+    def _filled_in(self, content: ListsBeside) -> Any:
+        try:
+            read = self._validated(content.envelope)
+        except RequestValidationError:
+            return self._validated(content.whole())  # which words it
+        return read if fill_in(read, content.lists) else self._validated(content.whole())
 
     def _cut(self, body: bytes, error: ValidationError) -> bytes | None:
         """The body without what is too deep for a parser, if that is the `error` and the body's type wants it so."""
@@ -179,7 +209,8 @@ def json_answer(body: bytes, content: Any = None) -> Answer:
 def to_json(result: Any) -> bytes:
     """A handler's result as JSON: models as they are, anything else as FastAPI would."""
     if isinstance(result, BaseModel):
-        return result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False)
+        written = json_of(result, by_alias=True, warnings=False)
+        return written or result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False)
     try:
         return orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:  # also for numbers of more than 64 bits

@@ -34,6 +34,7 @@ from nemo_gym.server_utils import (
     keep_partial,
     raise_for_status,
 )
+from nemo_gym.servers.routes import takes_unread
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.tools import (
     BadCallError,
@@ -164,6 +165,18 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         answer = await self._post_to_environment("/aggregate_metrics", None, json=body)
         await raise_for_status(answer)
         return AggregateMetrics.model_validate_json(await answer.read())
+
+    def aggregate_metrics_handler(self) -> Callable[..., Awaitable[Any]]:
+        """Pass records and metrics on as they are, unless a subclass does something with them."""
+        is_plain = type(self).aggregate_metrics is SimpleAgent.aggregate_metrics and not self.config.skip_verification
+        return self._aggregate_metrics_route if is_plain else super().aggregate_metrics_handler()
+
+    @takes_unread
+    async def _aggregate_metrics_route(self, body: AggregateMetricsRequest) -> AggregateMetrics:
+        request: Any = body
+        answer = await self._post_to_environment("/aggregate_metrics", None, data=request.content, headers=JSON_HEADERS)
+        await raise_for_status(answer)
+        return json_answer(await answer.read())  # type: ignore[return-value]
 
     async def _run_steps(
         self,

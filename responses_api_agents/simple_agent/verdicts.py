@@ -6,13 +6,16 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel
 
-from nemo_gym.base_resources_server import BaseVerifyResponse
+from nemo_gym.base_resources_server import BaseVerifyResponse, NeMoGymResponse
+from nemo_gym.schemas.token_lists import with_lists_beside
+from nemo_gym.schemas.wire import ListsBeside
 from nemo_gym.server_utils import json_bytes
 
 
-def with_response(row: bytes, response: BaseModel) -> bytes:
+def with_response(row: bytes, response: NeMoGymResponse) -> bytes | ListsBeside:
     """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
-    return b"".join((row.rstrip()[:-1], b',"response":', json_bytes(response), b"}"))
+    before = row.rstrip()[:-1] + b',"response":'
+    return with_lists_beside(response, before, b"}") or b"".join((before, json_bytes(response), b"}"))
 
 
 class Verdict(NamedTuple):

@@ -7,7 +7,10 @@ incomplete or contradicts itself is an error.
 """
 
 from collections.abc import Awaitable, Callable
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
+
+import orjson
 
 from nemo_gym.openai_utils import REQUIRED_TOKEN_FIELDS
 
@@ -15,6 +18,7 @@ Tokenize: TypeAlias = Callable[[], Awaitable[list[int]]]
 """Asks the endpoint for the ids of the prompt."""
 
 _ID_PREFIX = "token_id:"
+_TOKEN, _LOG_PROB = itemgetter("token"), itemgetter("logprob")
 
 
 class _Sampled(NamedTuple):
@@ -89,10 +93,22 @@ def _sampled(log_probs: Any) -> _Sampled | None:
     content = (log_probs or {}).get("content")
     if content is None:
         return None
-    spelled = [entry["token"] for entry in content]
+    spelled = list(map(_TOKEN, content))
+    return _Sampled(_spelled_ids(spelled), list(map(_LOG_PROB, content)))
+
+
+def _spelled_ids(spelled: list[str]) -> list[int] | None:
+    """The ids of tokens that are all spelled as such; None if one is text."""
+    text = ",".join(spelled)
+    if text.startswith(_ID_PREFIX) and text.count(f",{_ID_PREFIX}") == len(spelled) - 1:
+        try:
+            ids: list[int] = orjson.loads(f"[{text.replace(_ID_PREFIX, '')}]")
+        except orjson.JSONDecodeError:
+            ids = []
+        if len(ids) == len(spelled) and set(map(type, ids)) == {int}:
+            return ids
     as_ids = all(token.startswith(_ID_PREFIX) for token in spelled)
-    ids = [int(token.removeprefix(_ID_PREFIX)) for token in spelled] if as_ids else None
-    return _Sampled(ids, [entry["logprob"] for entry in content])
+    return [int(token.removeprefix(_ID_PREFIX)) for token in spelled] if as_ids else None
 
 
 async def _assembled(

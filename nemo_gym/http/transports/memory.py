@@ -28,6 +28,7 @@ from nemo_gym.http.session import current_settings
 from nemo_gym.http.transports.base import LocalRequest
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.rollout_correlation import without_rollout_prefix
+from nemo_gym.schemas.wire import ListsBeside
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
     return hosted if hosted is not None and address in hosted.addresses else None
 
 
-def takes_over(hosted: HostedApp, method: str, path: str, content: BaseModel) -> bool:
+def takes_over(hosted: HostedApp, method: str, path: str, content: BaseModel | ListsBeside) -> bool:
     """Whether a server takes `content` as it is, so that it need not become JSON on the way."""
     call = hosted.direct.find(method, path) if hosted.direct is not None else None
     return call is not None and bool(call.takes(content))

@@ -5,6 +5,7 @@ DELETE after a disconnect is switched off: see `nemo_gym.http.session`, where th
 """
 
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -133,14 +134,13 @@ def _response_class(max_bytes: int) -> type[ClientResponse]:
     class BoundedResponse(ClientResponse):
         async def read(self) -> bytes:
             if self._body is None:
-                pieces, size = [], 0
-                while size <= max_bytes and not self.content.at_eof():
-                    pieces.append(await self._next_piece())
-                    size += len(pieces[-1])
-                if size > max_bytes:
+                whole = BytesIO()
+                while whole.tell() <= max_bytes and not self.content.at_eof():
+                    whole.write(await self._next_piece())
+                if whole.tell() > max_bytes:
                     self.close()
                     raise AnswerTooLargeError.than(max_bytes)
-                self._body = b"".join(pieces)
+                self._body = whole.getvalue()  # which is no copy
             return await super().read()
 
         async def _next_piece(self) -> bytes:

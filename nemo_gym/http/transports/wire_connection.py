@@ -10,6 +10,7 @@ What passes for HTTP is what passes with aiohttp, which is lenient with lines an
 import asyncio
 import zlib
 from collections.abc import Callable
+from io import BytesIO
 from typing import NamedTuple, cast
 
 import aiohttp
@@ -55,7 +56,10 @@ class Answer(NamedTuple):
         if len(self.chunks) == 1:  # of one read, which is shorter than any limit
             body = self.chunks[0]
         else:
-            body = b"".join(self.chunks)
+            whole = BytesIO()
+            while self.chunks:
+                whole.write(self.chunks.pop(0))
+            body = whole.getvalue()  # which is no copy
             if len(body) > max_bytes:
                 raise AnswerTooLargeError.than(max_bytes)
         encoding = b""
@@ -233,6 +237,7 @@ class Connection(asyncio.Protocol):
             if self._is_sending or not self._parser.should_keep_alive():
                 self.close()
             self._end(Answer(self._status, self._headers, self._chunks))
+            self._beginning = b""
         self._reset()
 
     def _ends_with_connection(self) -> bool:

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import orjson
@@ -15,6 +16,7 @@ import uvloop
 
 CITY = "Reykjavik"
 TOOL_OUTPUT = b'"function_call_output"'
+TOOL_MESSAGE = b'"role":"tool"'
 
 
 def response(output: list[dict[str, object]], answer: int) -> bytes:
@@ -134,15 +136,15 @@ class Connection(asyncio.Protocol):
             self._transport.write(answer)
 
 
-async def serve(delay_s: float, extra_bytes: int) -> None:
+async def serve(delay_s: float, call: bytes, answer: bytes) -> None:
     """Listen until standard input closes."""
-    call, last = with_head(CALL), with_head(message(extra_bytes))
+    first, last = with_head(call), with_head(answer)
 
-    def answer(request: bytes) -> bytes:
-        return last if TOOL_OUTPUT in request else call
+    def answer_to(request: bytes) -> bytes:
+        return last if TOOL_OUTPUT in request or TOOL_MESSAGE in request else first
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(delay_s, answer), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: Connection(delay_s, answer_to), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await loop.run_in_executor(None, sys.stdin.read)
@@ -152,5 +154,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--extra-bytes", type=int, default=0)
+    parser.add_argument("--call", type=Path, help="file with what is answered first")
+    parser.add_argument("--answer", type=Path, help="file with what is answered last")
     given = parser.parse_args()
-    uvloop.run(serve(given.delay, given.extra_bytes))
+    called = given.call.read_bytes() if given.call else CALL
+    answered = given.answer.read_bytes() if given.answer else message(given.extra_bytes)
+    uvloop.run(serve(given.delay, called, answered))

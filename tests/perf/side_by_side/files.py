@@ -1,7 +1,5 @@
 """Expansion, resume and merge: CPU against one orjson pass over the same bytes, and how it grows with size."""
 
-import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +12,11 @@ from nemo_gym.combine.merge import settle_duplicates, write_merged
 from nemo_gym.runs.index import RecordIndex
 from nemo_gym.runs.options import RolloutCollectionConfig
 from nemo_gym.runs.run import check_input, open_run
+from tests.perf.side_by_side.estimates import Estimate, exponent
 
 ROUNDS = 3
 TEXT = "The quick brown fox jumps over the lazy dog and thinks about it. " * 26
+_RECORDS = (12_800, 25_600, 51_200, 102_400)
 AGENT = {"type": "responses_api_agents", "name": "agent"}
 
 
@@ -29,27 +29,26 @@ class Cost:
     cpu_s: tuple[float, ...]
     pass_s: float
     """One orjson pass over the bytes of the largest size."""
+    ratios: tuple[float, ...] = ()
+    """CPU of the largest size over one pass, round by round."""
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> Estimate:
         """CPU of the largest size over one pass."""
-        return self.cpu_s[-1] / self.pass_s
+        return Estimate.of(self.ratios or (self.cpu_s[-1] / self.pass_s,))
 
     @property
-    def exponent(self) -> float:
-        """1 when it grows as its input does: the slope of a line through all sizes, both axes logarithmic."""
-        sizes, costs = map(math.log, self.sizes), map(math.log, self.cpu_s)
-        return statistics.linear_regression(list(sizes), list(costs)).slope
+    def exponent(self) -> Estimate:
+        """1 when it grows as its input does."""
+        return exponent(self.sizes, self.cpu_s)
 
 
 def measure_all(folder: Path) -> list[Cost]:
     """Expansion of 10,000 rows x 16, resume over 100,000 finished rollouts, merge of 100,000 records."""
     return [
-        _cost("expand rows x 16", (1_000, 3_200, 10_000), folder / "expand", _prepare_rows, _expand),
-        _cost(
-            "resume over finished rollouts", (10_000, 32_000, 100_000), folder / "resume", _prepare_finished, _resume
-        ),
-        _cost("merge records", (10_000, 32_000, 100_000), folder / "merge", _prepare_shards, _merge),
+        _cost("expand rows x 16", (1_250, 2_500, 5_000, 10_000), folder / "expand", _prepare_rows, _expand),
+        _cost("resume over finished rollouts", _RECORDS, folder / "resume", _prepare_finished, _resume),
+        _cost("merge records", _RECORDS, folder / "merge", _prepare_shards, _merge),
     ]
 
 
@@ -63,11 +62,14 @@ def _cost(name: str, sizes: tuple[int, ...], folder: Path, prepare: Prepare, ste
     for place, size in zip(places, sizes, strict=True):
         place.mkdir(parents=True)
         read = prepare(place, size)
-    rounds = [[_cpu_s(partial(step, place)) for place in places] for _ in range(ROUNDS)]
+    rounds, passes = [], []
+    for _ in range(ROUNDS):
+        rounds.append([_cpu_s(partial(step, place)) for place in places])
+        # What is read may be made by the step itself (materialized rows), so the pass comes last.
+        passes.append(_cpu_s(partial(_one_pass, read)))
     best = tuple(min(times) for times in zip(*rounds, strict=True))
-    # What is read may be made by the step itself (materialized rows), so the pass comes last.
-    bare = min(_cpu_s(partial(_one_pass, read)) for _ in range(ROUNDS))
-    return Cost(name, sizes, best, bare)
+    ratios = tuple(times[-1] / pass_s for times, pass_s in zip(rounds, passes, strict=True))
+    return Cost(name, sizes, best, min(passes), ratios)
 
 
 def _cpu_s(step: Callable[[], None]) -> float:

@@ -15,10 +15,15 @@ import psutil
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 BIN = Path(sys.executable).parent
-CONFIGS = (
-    "+config_paths=[resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml,"
-    "responses_api_models/openai_model/configs/openai_model.yaml]"
-)
+
+
+def configs(model: str) -> str:
+    """The single-tool-call environment, with a model server."""
+    environment = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
+    return f"+config_paths=[{environment},{model}]"
+
+
+CONFIGS = configs("responses_api_models/openai_model/configs/openai_model.yaml")
 INPUT = "resources_servers/example_single_tool_call/data/example.jsonl"
 ROWS = 5
 """Rows of it."""
@@ -41,11 +46,11 @@ def helper(*arguments: str) -> Iterator[tuple[psutil.Process, int]]:
 
 
 @contextmanager
-def servers(folder: Path, endpoint_port: int, *options: str) -> Iterator[psutil.Process]:
+def servers(folder: Path, endpoint_port: int, *options: str, configs: str = CONFIGS) -> Iterator[psutil.Process]:
     """`ng_run` with the single-tool-call environment, ready; it yields the launcher."""
     command = [
         str(BIN / "ng_run"),
-        CONFIGS,
+        configs,
         f"+policy_base_url=http://127.0.0.1:{endpoint_port}/v1",
         "+policy_api_key=none",
         "+policy_model_name=canned",
@@ -76,12 +81,14 @@ def head_port(folder: Path) -> int:
     return int(path.read_text())
 
 
-def collect(folder: Path, output: str, in_flight: int, repeats: int, *options: str) -> list[str]:
-    """The command line of a collection of `repeats` rollouts of each example row."""
+def collect(
+    folder: Path, output: str, in_flight: int, repeats: int, *options: str, rows: Path | None = None
+) -> list[str]:
+    """The command line of a collection of `repeats` rollouts of each example row, or of `ROWS` rows of one's own."""
     return [
         str(BIN / "ng_collect_rollouts"),
         "+agent_name=example_single_tool_call_simple_agent",
-        f"+input_jsonl_fpath={ROOT / INPUT}",
+        f"+input_jsonl_fpath={rows or ROOT / INPUT}",
         f"+output_jsonl_fpath={folder / output}",
         f"+num_samples_in_parallel={in_flight}",
         f"+num_repeats={repeats}",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import orjson
 
+from tests.perf.side_by_side.estimates import Estimate
+from tests.perf.side_by_side.payloads import PayloadCost
 from tests.perf.side_by_side.processes import ROOT
 from tests.perf.side_by_side.targets import Findings, Load
 
@@ -29,10 +31,11 @@ def tables(findings: Findings) -> str:
     parts = [
         _table(
             ["target", "found", ""],
-            [(name, found, "met" if ok else "missed") for name, found, ok in findings.verdicts()],
+            [(name, found, outcome.value) for name, found, outcome in findings.verdicts()],
         ),
         _loads(findings.loads),
         "Rollouts of 100 KB:\n\n" + _loads(findings.large),
+        "Rollouts that carry much, 16 in flight:\n\n" + _payloads(findings.payloads),
         f"The endpoint alone answers {findings.endpoint_per_s:,.0f} requests/s on one core; the fastest product run "
         f"asked it {2 * max(load.per_s for load in findings.loads):,.0f} times a second. "
         f"Meanwhile the hypervisor gave {findings.stolen_share:.1%} of this machine's time to others.\n",
@@ -54,9 +57,25 @@ def _loads(loads: list[Load]) -> str:
             f"{load.per_s:.0f}",
             f"{load.floor_cpu_ms:.2f}",
             f"{load.cpu_ms:.2f}",
-            f"{load.cpu_ratio:.2f}",
+            str(load.cpu_ratio),
         )
         for load in loads
+    ]
+    return _table(heads, rows)
+
+
+def _payloads(costs: list[PayloadCost]) -> str:
+    heads = ["payload", "KB", "rollouts/s", "our CPU ms", "one load and dump ms", "CPU ratio"]
+    rows = [
+        (
+            cost.name,
+            f"{cost.payload_bytes / 1000:.0f}",
+            f"{cost.per_s:.0f}",
+            f"{min(cost.cpu_ms):.1f}",
+            f"{min(cost.pass_ms):.2f}",
+            str(Estimate.of(cost.ratios)),
+        )
+        for cost in costs
     ]
     return _table(heads, rows)
 

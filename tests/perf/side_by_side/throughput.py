@@ -53,14 +53,19 @@ def measure_floor(bodies: Path, rollouts: int, in_flight: int, delay_s: float = 
 
 
 def run_collector(
-    folder: Path, launcher: psutil.Process, endpoint: psutil.Process, in_flight: int, repeats: int
+    folder: Path,
+    launcher: psutil.Process,
+    endpoint: psutil.Process,
+    in_flight: int,
+    repeats: int,
+    rows: Path | None = None,
 ) -> Reading:
     """One whole `ng_collect_rollouts`, start-up included."""
     output = f"rollouts-{time.monotonic_ns()}.jsonl"
     servers = processes.family(launcher)
     servers_before, endpoint_before = processes.cpu_s(servers), processes.cpu_s([endpoint])
     began, own_before = time.perf_counter(), os.times()
-    command = processes.collect(folder, output, in_flight, repeats)
+    command = processes.collect(folder, output, in_flight, repeats, rows=rows)
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
     seconds, own = time.perf_counter() - began, os.times()
     found = (folder / output).read_bytes().count(b"\n")

@@ -1,0 +1,178 @@
+"""Trajectories with long lists of numbers: the short way says to the byte what the long one says."""
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import orjson
+import pytest
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, computed_field, field_validator
+
+from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse
+from nemo_gym.openai_utils import NeMoGymResponse
+from nemo_gym.schemas.token_lists import LONG, can_be_filled_in, json_of, with_lists_beside
+from nemo_gym.schemas.wire import MARK, ListsBeside
+from nemo_gym.servers.routes import DirectCall, DirectRoute, to_json
+from responses_api_agents.simple_agent.verdicts import with_response
+from tests.perf.side_by_side import endpoint, payloads
+
+ROW = orjson.dumps(
+    {"responses_create_params": {"input": "hi"}, "note": "[1,2]", "response": {"id": "of an earlier run"}}
+)
+
+
+def response_with(*bundles: dict[str, Any] | None, text: str = "said") -> NeMoGymResponse:
+    answer = orjson.loads(endpoint.message())
+    item = {**answer["output"][0], "content": [{"type": "output_text", "text": text, "annotations": []}]}
+    answer["output"] = [{**item, **(bundle or {})} for bundle in bundles]
+    return NeMoGymResponse.model_validate(answer)
+
+
+def long_way(model: BaseModel, **options: Any) -> bytes:
+    return model.__pydantic_serializer__.to_json(model, **options)
+
+
+def numbers(count: int) -> dict[str, list[Any]]:
+    chance = random.Random(count)
+    log_probs = [-chance.random() * 10.0 ** chance.randint(-12, 3) for _ in range(count)]
+    log_probs[:4] = [0.0, -0.0, -1e-7, -1e16]
+    return {
+        "prompt_token_ids": [1, 2, 3],
+        "generation_token_ids": [chance.randrange(2**31) for _ in range(count)],
+        "generation_log_probs": log_probs,
+    }
+
+
+@pytest.mark.parametrize("text", ["said", '\u00e9\u4e2d\U0001f600\n"\\\x7f', "[MARK]", "[MARK.0]"], ids=str.__len__)
+def test_json_is_the_same_to_the_byte(text: str) -> None:
+    response = response_with(numbers(LONG), None, numbers(LONG + 7), numbers(3), text=text.replace("MARK", str(MARK)))
+    verdict = BaseVerifyResponse(responses_create_params={"input": "hi"}, response=response, reward=0.5)
+    for model in (response, verdict):
+        assert to_json(model) == long_way(model, by_alias=True, warnings=False)
+    body = with_response(ROW, response)
+    whole = body.whole() if isinstance(body, ListsBeside) else body
+    assert whole == ROW[:-1] + b',"response":' + long_way(response, exclude_unset=True) + b"}"
+    assert isinstance(body, ListsBeside) is ("MARK" not in text)
+
+
+def test_short_lists_and_numbers_that_json_cannot_say_take_the_long_way() -> None:
+    assert json_of(response_with(numbers(LONG - 1), None)) is None
+    odd = response_with(numbers(LONG))
+    odd.output[0].generation_log_probs[5] = math.nan  # type: ignore[union-attr]
+    assert with_lists_beside(odd, b"", b"") is None
+    assert to_json(odd) == long_way(odd, by_alias=True, warnings=False)
+    unset = response_with(numbers(LONG))
+    unset.output[0].__pydantic_fields_set__.discard("generation_log_probs")
+    assert with_lists_beside(unset, b"", b"") is None
+
+
+class Counting(BaseVerifyResponse):
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tokens(self) -> int:
+        return len(self.response.output[0].generation_token_ids)  # type: ignore[union-attr]
+
+
+def test_a_type_that_looks_at_the_lists_while_it_is_written_sees_them() -> None:
+    verdict = Counting(responses_create_params={"input": "hi"}, response=response_with(numbers(LONG)), reward=1)
+    assert orjson.loads(to_json(verdict))["tokens"] == LONG
+
+
+class Strict(BaseVerifyRequest):
+    @field_validator("response")
+    @classmethod
+    def check(cls, value: NeMoGymResponse) -> NeMoGymResponse:
+        assert len(value.output[0].generation_token_ids) == LONG  # type: ignore[union-attr]
+        return value
+
+
+class Ours(BaseVerifyRequest):
+    note: str
+
+
+def call_of(handler: Any) -> DirectCall:
+    app = FastAPI()
+    app.router.route_class = DirectRoute
+    app.post("/verify")(handler)
+    call = app.router.routes[-1].app  # type: ignore[attr-defined]
+    assert isinstance(call, DirectCall)
+    return call
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_a_handler_gets_objects_of_its_own() -> None:
+    seen: list[Ours] = []
+
+    async def verify(body: Ours) -> dict[str, Any]:
+        seen.append(body)
+        body.response.output[0].generation_token_ids.append(1)  # type: ignore[union-attr]
+        return {}
+
+    response = response_with(numbers(LONG), None, numbers(LONG))
+    call, body = call_of(verify), with_response(ROW.replace(b'"note":"[1,2]"', b'"note":"n"'), response)
+    assert call.takes(body)
+    asyncio.run(call.answer({"type": "http", "headers": []}, b"", never, body))
+    assert seen[0].note == "n"
+    assert len(response.output[0].generation_token_ids) == LONG  # type: ignore[union-attr]
+    seen[0].response.output[0].generation_token_ids.pop()  # type: ignore[union-attr]
+    assert seen[0].response == response
+
+
+def test_a_handler_that_reads_the_body_itself_gets_it_whole() -> None:
+    bodies: list[bytes] = []
+
+    async def verify(request: Request, body: BaseVerifyRequest) -> dict[str, Any]:
+        bodies.append(await request.body())
+        return {}
+
+    response = response_with(numbers(LONG))
+    call, body = call_of(verify), with_response(ROW, response)
+    assert isinstance(body, ListsBeside)
+    asyncio.run(call.answer({"type": "http", "headers": []}, body.envelope, never, body))
+    assert bodies == [body.whole()]
+
+
+def test_types_with_checks_of_their_own_are_read_whole() -> None:
+    assert can_be_filled_in(Ours)
+    assert not can_be_filled_in(Strict)
+    assert not can_be_filled_in(BaseModel)
+
+    async def verify(body: Strict) -> dict[str, Any]:
+        return {}
+
+    assert not call_of(verify).takes(with_response(ROW, response_with(numbers(LONG))))
+
+
+def test_what_is_wrong_with_a_row_is_said_in_the_same_words() -> None:
+    async def verify(body: Ours) -> dict[str, Any]:
+        return {}
+
+    row = b'{"responses_create_params":{"input":"hi"}}'
+    call, body = call_of(verify), with_response(row, response_with(numbers(LONG)))
+    assert isinstance(body, ListsBeside)
+    errors = []
+    for content in (None, body):
+        with pytest.raises(Exception, match="note") as caught:
+            asyncio.run(call.answer({"type": "http", "headers": []}, body.whole(), never, content))
+        errors.append(caught.value)
+    assert type(errors[0]) is type(errors[1])
+    assert str(errors[0]) == str(errors[1])
+
+
+def test_rollouts_with_and_without_the_short_way_are_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.contract.test_payload_cost import one_rollout, played
+
+    async def work(lane: Any, row: bytes) -> bytes:
+        return await one_rollout(lane, row)
+
+    answer = payloads.with_tokens(2 * LONG)
+    short = played(tmp_path, answer, work)
+    monkeypatch.setattr("nemo_gym.schemas.token_lists.LONG", 10**9)
+    monkeypatch.setattr("nemo_gym.http.model_answers._has_token_ids", lambda answer: False)
+    assert played(tmp_path, answer, work) == short
+    assert len(orjson.loads(short)["response"]["output"][-1]["generation_token_ids"]) == 2 * LONG
