@@ -101,6 +101,8 @@ class Shortcuts(BaseModel):
     They count as text on a command line only: a config may have keys of the same names.
     """
 
+    model_config = ConfigDict(defer_build=True)
+
     benchmark: str | None = None
     """Take this benchmark's config (ng_list_benchmarks lists them). ng_e2e_collect_rollouts then knows the split, too,
     and writes to results/<benchmark>/<model>.jsonl unless told otherwise."""
