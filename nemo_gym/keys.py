@@ -119,6 +119,8 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
 
 # Paths that servers and those who wait for them agree on
 MODEL_ENDPOINTS_PATH = "/model_endpoints"
+MODEL_PATHS = {"/v1/responses": "responses", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
+"""The paths by which models answer, and the dialect of each."""
 SERVER_STATES_PATH = "/server_states"
 
 # Keys of rows and results

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.http.call_log import CALL_LOG, CallLog
 from nemo_gym.http.transports.memory import ADMITTED, Answer
 from nemo_gym.rollout_correlation import (
+    ROLLOUT_PATH_START,
     ModelPathMiddleware,
     RolloutContextMiddleware,
     RolloutHeaderMiddleware,
@@ -46,7 +47,7 @@ _KNOWN_LAYERS = {
     RolloutContextMiddleware,
     ModelPathMiddleware,
 }
-"""The last two concern only paths that no endpoint has, so that `find` does not find them."""
+"""The last two concern only paths that no endpoint has: `find` does not find them, and here they are stripped first."""
 
 
 class DirectLane:
@@ -62,6 +63,9 @@ class DirectLane:
         self._can_log_calls = CallLogMiddleware in layers
         self._knows_rollouts = RolloutHeaderMiddleware in layers
         self._open = set(layers) <= _KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
+        strips = next((layer for layer in (ModelPathMiddleware, RolloutContextMiddleware) if layer in layers), None)
+        self._stripped = strips(self._serve) if self._open and strips is not None else None
+        """Serves paths with the prefix of a rollout, which it takes off."""
         if self._open:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
             self._failures: Failures = layers[ErrorMiddleware]["failures"]
@@ -69,6 +73,12 @@ class DirectLane:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        if self._stripped is not None and scope["type"] == "http" and scope["path"].startswith(ROLLOUT_PATH_START):
+            await self._stripped(dict(scope), receive, send)
+            return
+        await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
         if call is None or scope.get("root_path") or (self._is_locked and ADMITTED not in scope):
             with running_as(self._instance_name):
