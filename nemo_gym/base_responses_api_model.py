@@ -30,6 +30,23 @@ from nemo_gym.http.pace_books import Books
 from nemo_gym.http.pacing import SESSION, Pace, Pacer
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.keys import MODEL_ENDPOINTS_PATH
+from nemo_gym.observability.calls import (
+    ModelCallRecord,
+    aggregate_model_call_metrics,
+    aggregate_model_call_records,
+    build_model_call_record,
+    extract_token_stats,
+    read_available_model_call_records,
+    read_model_call_records,
+)
+from nemo_gym.observability.merge import merge_model_call_capture_into_record
+from nemo_gym.observability.store import (
+    CaptureStore,
+    ModelCallCaptureConfig,
+    clear_model_call_captures_for_rollouts,
+    make_capture_store,
+    model_call_capture_dirs_from_config,
+)
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -42,6 +59,7 @@ from nemo_gym.rollout_correlation import ModelPathMiddleware
 from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
 from nemo_gym.server_utils import ServerClient, num_serving_processes
 from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
+from nemo_gym.servers.capture import install_model_call_capture
 from nemo_gym.servers.dialects import SpeaksDialects
 from nemo_gym.servers.routes import json_answer, models_of, to_json
 from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
@@ -52,9 +70,12 @@ __all__ = [
     "BaseRunServerInstanceConfig",
     "BaseServer",
     "Body",
+    "CaptureStore",
     "Endpoint",
     "EndpointSettings",
     "FastAPI",
+    "ModelCallCaptureConfig",
+    "ModelCallRecord",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionCreateParamsNonStreaming",
     "NeMoGymResponse",
@@ -65,8 +86,19 @@ __all__ = [
     "ServerClient",
     "SimpleResponsesAPIModel",
     "SimpleServer",
+    "aggregate_model_call_metrics",
+    "aggregate_model_call_records",
+    "build_model_call_record",
+    "clear_model_call_captures_for_rollouts",
     "errors_explained",
     "explained_error",
+    "extract_token_stats",
+    "install_model_call_capture",
+    "make_capture_store",
+    "merge_model_call_capture_into_record",
+    "model_call_capture_dirs_from_config",
+    "read_available_model_call_records",
+    "read_model_call_records",
     "validated_answer",
 ]
 
@@ -172,6 +204,9 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
         """The app with the standard routes."""
         app = self.new_app()
         app.user_middleware.append(Middleware(ModelPathMiddleware))
+        install_model_call_capture(
+            app, ModelCallCaptureConfig.of(self._run_config()), model_server_name=self.config.name
+        )
         self.add_dialect_routes(app)
         return app if self._recorder is None else while_serving(app, end=self._recorder.close)
 

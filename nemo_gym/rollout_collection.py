@@ -48,6 +48,7 @@ from nemo_gym.collect.metrics import (
     values_for_tracking,
     write_metrics,
 )
+from nemo_gym.collect.observing import Observing
 from nemo_gym.collect.planning import RunPlan, in_parts, plan_of
 from nemo_gym.collect.progress import Progress
 from nemo_gym.collect.row_check import refuse_unfit_rows, shapes_of
@@ -278,6 +279,7 @@ class RolloutCollectionHelper(BaseModel):
                 following=self._following,
                 keep=keep,
                 policies=policies_for(run, plan, summary),
+                observing=Observing.of(_plain_config(client)),
             )
 
     async def _roll_out_overridden(

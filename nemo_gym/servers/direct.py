@@ -31,6 +31,7 @@ from nemo_gym.rollout_correlation import (
     rollout_of_caller,
 )
 from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
 from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Failures, read_body, wants_calls
 from nemo_gym.servers.routes import DirectCall, DirectRoute
@@ -46,8 +47,9 @@ _KNOWN_LAYERS = {
     RolloutHeaderMiddleware,
     RolloutContextMiddleware,
     ModelPathMiddleware,
+    ModelCallCaptureMiddleware,
 }
-"""The last two concern only paths that no endpoint has: `find` does not find them, and here they are stripped first."""
+"""Paths with the prefix of a rollout, which concern two of them, no endpoint has: here they are stripped first."""
 
 
 class DirectLane:
@@ -70,6 +72,7 @@ class DirectLane:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
             self._failures: Failures = layers[ErrorMiddleware]["failures"]
             self._lifetimes: SessionLifetimes | None = layers.get(SessionLifetimeMiddleware, {}).get("lifetimes")
+            self._capture: ModelCallCapture | None = layers.get(ModelCallCaptureMiddleware, {}).get("capture")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -124,7 +127,10 @@ class DirectLane:
             try:
                 if self._lifetimes is not None:
                     await self._lifetimes.request_came(scope)
-                answer = await call.answer(scope, body, receive, content)
+                if self._capture is None:
+                    answer = await call.answer(scope, body, receive, content)
+                else:
+                    answer = await self._capture.answered(call, scope, body, receive, content)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers
