@@ -66,6 +66,7 @@ from nemo_gym.http.partial import WANTS_PARTIAL
 from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import TIMING_KEY_NAME
+from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import RunFacts, masked_command
@@ -92,6 +93,7 @@ __all__ = [
     "NG_FAILURE_CLASS_KEY",
     "NG_NO_PERSIST_KEY",
     "NG_TERMINAL_KEY",
+    "NG_TRAJECTORY_KEY",
     "E2ERolloutCollectionConfig",
     "RolloutAggregationConfig",
     "RolloutAggregationHelper",  # noqa: F822 - imported when it is asked for

@@ -19,6 +19,7 @@ from nemo_gym.dialects.base import set_fields, sse
 from nemo_gym.dialects.to_chat import SAME_NAME, Part, fields_as_tags, plain_text, taken_apart, to_chat_request
 from nemo_gym.http.errors import readable
 from nemo_gym.http.model_answers import EndpointSettings
+from nemo_gym.schemas.hosted_items import NeMoGymResponseCustomToolCall
 from nemo_gym.schemas.openai_chat import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -29,7 +30,6 @@ from nemo_gym.schemas.openai_chat import (
 from nemo_gym.schemas.openai_items import (
     NeMoGymEasyInputMessage,
     NeMoGymFunctionCallOutput,
-    NeMoGymHostedToolItem,
     NeMoGymResponseFunctionToolCall,
     NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
@@ -187,7 +187,7 @@ def _call(call: Mapping[str, Any], new_id: NewId) -> NeMoGymResponseOutputItem:
     if call.get("type") == "custom":
         custom = call["custom"]
         fields = {"id": new_id("ctc"), "call_id": call["id"], "name": custom["name"], "input": custom["input"]}
-        return NeMoGymHostedToolItem.model_validate({"type": "custom_tool_call", **fields})
+        return NeMoGymResponseCustomToolCall.model_validate(fields)
     return NeMoGymResponseFunctionToolCall(
         id=call["id"],
         call_id=call["id"],
