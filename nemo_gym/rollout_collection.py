@@ -48,7 +48,6 @@ from nemo_gym.collect.metrics import (
     values_for_tracking,
     write_metrics,
 )
-from nemo_gym.collect.observing import Observing
 from nemo_gym.collect.planning import RunPlan, in_parts, plan_of
 from nemo_gym.collect.progress import Progress
 from nemo_gym.collect.row_check import refuse_unfit_rows, shapes_of
@@ -67,6 +66,7 @@ from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import TIMING_KEY_NAME
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
+from nemo_gym.observability.folding import Observing
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import RunFacts, masked_command

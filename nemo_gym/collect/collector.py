@@ -28,7 +28,6 @@ from nemo_gym.collect.metrics import (
     values_for_tracking,
     write_metrics,
 )
-from nemo_gym.collect.observing import Observing, without_history
 from nemo_gym.collect.ordering import RowOrder
 from nemo_gym.collect.policies import Policy
 from nemo_gym.collect.progress import Progress
@@ -40,6 +39,7 @@ from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.request import json_bytes
 from nemo_gym.jsonl import iter_lines, parse
+from nemo_gym.observability.folding import Observing, without_history
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import stored_by_agent

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TASK_INDEX_KEY_NAME, TRAJECTORY_KEY
+from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
 from nemo_gym.observability.calls import PAYLOADS
 from nemo_gym.observability.merge import gap, without_payloads
 from nemo_gym.rollout_observability import (
@@ -24,7 +24,6 @@ from nemo_gym.rollout_observability import (
 logger = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
-_TASK_NAMES = ("task_id", "problem_id", "instance_id")
 _UNKNOWN = "unknown"
 _REDACTED = "multimodal_history_redacted"
 _METADATA = {
@@ -45,15 +44,6 @@ _TOKENS = {
     "total_tokens": "tokens_total",
     "cached_tokens": "cached_tokens",
 }
-
-
-def task_id_of(*sources: Mapping[str, Any]) -> str:
-    """The name of a task: its own, else its number."""
-    for name in (*_TASK_NAMES, TASK_INDEX_KEY_NAME):
-        for source in sources:
-            if source.get(name) is not None:
-                return str(source[name])
-    return _UNKNOWN
 
 
 def keeps_history(record: Mapping[str, Any]) -> bool:

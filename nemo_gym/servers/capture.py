@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from http import HTTPStatus
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 import orjson
 from fastapi import FastAPI
@@ -129,7 +129,7 @@ class ModelCallCapture:
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
             b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
         ) % (
-            uuid4().hex.encode(),
+            token_hex(16).encode(),
             call.dialect.encode(),
             self._model_ref,
             call.started_at,

@@ -18,8 +18,6 @@ from pydantic import ConfigDict, Field, ValidationError
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
-from nemo_gym.keys import TRAJECTORY_KEY
-from nemo_gym.observability.trajectories import task_id_of
 from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
@@ -27,7 +25,7 @@ from nemo_gym.openai_utils import (
     validated_json,
 )
 from nemo_gym.rollout_correlation import current_rollout_id
-from nemo_gym.schemas.run_requests import all_fields
+from nemo_gym.rollout_observability import TRAJECTORY_KEY, task_id_of
 from nemo_gym.server_utils import (
     END_SESSION_HEADER,
     JSON_HEADERS,
@@ -138,7 +136,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         """One rollout of a row, told in full if the run observes its rollouts; see `_scored_rollout`."""
         if not self._is_observed or (rollout_id := current_rollout_id()) is None:
             return await self._scored_rollout(request, body, as_json)
-        kept = AccountOfRollout(rollout_id, task_id_of(all_fields(body)))
+        kept = AccountOfRollout(rollout_id, task_id_of(body.model_extra or {}))
         token = KEPT.set(kept)
         try:
             result = await self._scored_rollout(request, body, as_json)

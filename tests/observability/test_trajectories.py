@@ -12,7 +12,7 @@ from nemo_gym.base_responses_api_model import (
     merge_model_call_capture_into_record,
 )
 from nemo_gym.collect.collector import lines_to_upload
-from nemo_gym.collect.observing import Observing
+from nemo_gym.observability.folding import Observing
 from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.runs.files import RolloutPaths
 

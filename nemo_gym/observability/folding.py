@@ -1,14 +1,14 @@
 """What was observed of a rollout, folded into its record when it ends: captured model calls and its trajectory."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.collect.dispatch import Post
 from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
 from nemo_gym.observability.store import clear_model_call_captures_for_rollouts, model_call_capture_dirs_from_config
-from nemo_gym.runs.record import Result, Row
 
+Row = dict[str, Any]
+Post = Callable[[Row], Awaitable[Any]]
 _TOLD_BY_AGENTS = frozenset({TRAJECTORY_KEY, OBSERVATIONS_KEY})
 _PAYLOADS = ("request", "response", "request_raw", "response_raw")
 
@@ -39,7 +39,7 @@ class Observing:
 
         return posted
 
-    def fold(self, row: Row, record: Result) -> None:
+    def fold(self, row: Row, record: Row) -> None:
         """Put into the record of a rollout that has ended what was observed of it, if anything was."""
         if not self._folders and _TOLD_BY_AGENTS.isdisjoint(record):
             return
@@ -47,6 +47,7 @@ class Observing:
             if record.get(key) == row[key]:
                 del record[key]
         from nemo_gym.observability import merge, trajectories  # runs that observe nothing need none of it
+        from nemo_gym.rollout_observability import task_id_of
 
         rollout_id = merge.rollout_id_of(row)
         if rollout_id is None:
@@ -55,10 +56,10 @@ class Observing:
         merge.merge_model_call_capture_into_record(
             record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id
         )
-        trajectories.attach_trajectory(record, trajectories.task_id_of(row, record), rollout_id)
+        trajectories.attach_trajectory(record, task_id_of(row, record), rollout_id)
 
 
-def without_history(record: Result) -> Result:
+def without_history(record: Row) -> Row:
     """A record for an experiment tracker: without its trajectory, and what was asked of models and said by them."""
     kept = {name: value for name, value in record.items() if name != TRAJECTORY_KEY}
     capture = kept.get(CAPTURE_KEY)
