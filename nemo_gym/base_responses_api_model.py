@@ -1,4 +1,4 @@
-"""PUBLIC: what a model server is built from: the Responses and the Chat Completions API.
+"""PUBLIC: what a model server is built from: the Responses, the Chat Completions and the Messages API.
 
 Whatever a server answers through these can be recorded, and answered from the recording (`recording` in its block).
 """
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from fastapi import Body, FastAPI, Request
 from fastapi.dependencies.utils import get_typed_signature
@@ -30,7 +30,24 @@ from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.pace_books import Books
 from nemo_gym.http.pacing import SESSION, Pace, Pacer
 from nemo_gym.http.transports.memory import Answer
-from nemo_gym.keys import MODEL_ENDPOINTS_PATH, OBSERVABILITY_ENABLED_KEY_NAME
+from nemo_gym.keys import MODEL_ENDPOINTS_PATH
+from nemo_gym.observability.calls import (
+    ModelCallRecord,
+    aggregate_model_call_metrics,
+    aggregate_model_call_records,
+    build_model_call_record,
+    extract_token_stats,
+    read_available_model_call_records,
+    read_model_call_records,
+)
+from nemo_gym.observability.merge import merge_model_call_capture_into_record
+from nemo_gym.observability.store import (
+    CaptureStore,
+    ModelCallCaptureConfig,
+    clear_model_call_captures_for_rollouts,
+    make_capture_store,
+    model_call_capture_dirs_from_config,
+)
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -43,6 +60,8 @@ from nemo_gym.rollout_correlation import ModelPathMiddleware
 from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
 from nemo_gym.server_utils import ServerClient, num_serving_processes
 from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
+from nemo_gym.servers.capture import install_model_call_capture
+from nemo_gym.servers.dialects import SpeaksDialects
 from nemo_gym.servers.routes import json_answer, models_of, to_json
 from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
 
@@ -54,11 +73,14 @@ __all__ = [
     "BaseRunServerInstanceConfig",
     "BaseServer",
     "Body",
+    "CaptureStore",
     "Endpoint",
     "EndpointSettings",
     "FastAPI",
     "GenerationGate",
     "GenerationInterrupted",
+    "ModelCallCaptureConfig",
+    "ModelCallRecord",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionCreateParamsNonStreaming",
     "NeMoGymResponse",
@@ -71,12 +93,24 @@ __all__ = [
     "ServerClient",
     "SimpleResponsesAPIModel",
     "SimpleServer",
+    "aggregate_model_call_metrics",
+    "aggregate_model_call_records",
+    "build_model_call_record",
+    "clear_model_call_captures_for_rollouts",
     "errors_explained",
     "explained_error",
+    "extract_token_stats",
+    "install_model_call_capture",
+    "make_capture_store",
+    "merge_model_call_capture_into_record",
+    "model_call_capture_dirs_from_config",
+    "read_available_model_call_records",
+    "read_model_call_records",
     "validated_answer",
 ]
 
 logger = logging.getLogger(__name__)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):
@@ -141,6 +175,11 @@ class Endpoint(NamedTuple):
     settings: EndpointSettings
 
 
+def _one_is_enough(method: _Method) -> _Method:
+    """`abstractmethod` for each of two, of which a class need define only one: type checkers do not know that."""
+    return abstractmethod(method)
+
+
 class _SessionsInTurn(Sessions):
     def open(self, scope: Scope) -> Session:
         session = super().open(scope)
@@ -148,8 +187,8 @@ class _SessionsInTurn(Sessions):
         return session
 
 
-class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
-    """What authors of model servers subclass."""
+class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServer):
+    """What authors of model servers subclass: they write `responses`, `chat_completions` or both."""
 
     config: BaseResponsesAPIModelConfig
 
@@ -180,13 +219,25 @@ class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
 
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes."""
-        name, app = self.config.name, self.new_app()
+        app = self.new_app()
         app.user_middleware.append(Middleware(ModelPathMiddleware))
-        if self._run_config().get(OBSERVABILITY_ENABLED_KEY_NAME):
-            logger.warning("%s: model calls are not recorded yet: observability_enabled only names rollouts", name)
-        app.post("/v1/chat/completions")(self._recorded("chat", self.chat_completions))
-        app.post("/v1/responses")(self._recorded("responses", self.responses_handler()))
+        install_model_call_capture(
+            app, ModelCallCaptureConfig.of(self._run_config()), model_server_name=self.config.name
+        )
+        self.add_dialect_routes(app)
         return app if self._recorder is None else while_serving(app, end=self._recorder.close)
+
+    def handler_of(self, dialect: str) -> Callable[..., Any]:
+        """What answers `responses` or `chat` requests; every model call, however it was asked for, passes it."""
+        handler = self._handlers.get(dialect)
+        if handler is None:
+            written = self.responses_handler() if dialect == "responses" else self.chat_completions
+            handler = self._handlers[dialect] = self._recorded(dialect, written)
+        return handler
+
+    @cached_property
+    def _handlers(self) -> dict[str, Callable[..., Any]]:
+        return {}
 
     def responses_handler(self) -> Callable[..., Awaitable[Any]]:
         """What serves `/v1/responses`: `responses`, unless a class has a cheaper way to the same answer."""
@@ -258,15 +309,17 @@ class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
             {**state, "set_with": endpoint.settings.base_url_key} for state, endpoint in zip(states, asked, strict=True)
         ]
 
-    @abstractmethod
+    @_one_is_enough
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
         """Answer a Chat Completions request."""
+        raise NotImplementedError
 
-    @abstractmethod
+    @_one_is_enough
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
         """Answer a Responses request."""
+        raise NotImplementedError
 
 
 class PausableModel(SimpleResponsesAPIModel):

@@ -120,7 +120,14 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
 )
 
 # Paths that servers and those who wait for them agree on
+CAPTURE_KEY = "ng_model_call_capture"
+OBSERVATIONS_KEY = "ng_agent_observations"
+TRAJECTORY_KEY = "ng_trajectory"
+OBSERVED_KEYS = frozenset({CAPTURE_KEY, OBSERVATIONS_KEY, TRAJECTORY_KEY})
+"""What a record may hold of how its rollout went; too large for metrics, tables and trackers."""
 MODEL_ENDPOINTS_PATH = "/model_endpoints"
+MODEL_PATHS = {"/v1/responses": "responses", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
+"""The paths by which models answer, and the dialect of each."""
 SERVER_STATES_PATH = "/server_states"
 
 # Keys of rows and results
@@ -131,7 +138,6 @@ ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
 ROLLOUT_ID_KEY_NAME = "_ng_rollout_id"
 TIMING_KEY_NAME = "_ng_timing"
-NG_TRAJECTORY_KEY = "ng_trajectory"
 RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
 PARTIAL_RESPONSE_KEY_NAME = "_ng_partial_response"
 RESPONSE_KEY_NAME = "response"

@@ -37,6 +37,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseOutputItem,
     TokenIDLogProbMixin,
 )
+from nemo_gym.schemas.hosted_items import CALLED_BY_MODEL
 
 __all__ = [
     "CHAT_TEMPLATE_KWARGS",
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 _Item = TypeVar("_Item")
-_BY_MODEL = ("reasoning", "function_call", "custom_tool_call")
+_BY_MODEL = ("reasoning", "function_call", *CALLED_BY_MODEL)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class SplitItems(NamedTuple):
 
 
 def split_responses_input_output_items(items: Sequence[_Item]) -> SplitItems:
-    """Split before the first assistant message, reasoning or function call; without one, all is input."""
+    """Split before the first assistant message, reasoning or call of any kind; without one, all is input."""
     for position, item in enumerate(items):
         if _is_by_model(item):
             return SplitItems(list(items[:position]), list(items[position:]))

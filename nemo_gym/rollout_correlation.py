@@ -1,14 +1,14 @@
 """PUBLIC: which rollout a call belongs to: its id, and how the id travels.
 
 The id is made of the keys the collector stamps on a row. Between servers it is a prefix of the path,
-`/ng-rollout/<id>/...`, or a header that `ServerClient` adds; within one it is a context variable. Servers take the
+`/ng-rollout/<id>/...`, and a header; `ServerClient` adds both. Within one it is a context variable. Servers take the
 prefix off, whether or not anything is recorded by it. The header also tells one execution of a rollout from another:
 the same rollout may be worked on again, by a later attempt or a later run.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, ClassVar, NamedTuple
@@ -32,6 +32,7 @@ from nemo_gym.keys import (
 __all__ = [
     "ROLLOUT_HEADER",
     "ROLLOUT_ID_PATTERN",
+    "ROLLOUT_PATH_START",
     "Execution",
     "ModelPathMiddleware",
     "RolloutContextMiddleware",
@@ -54,9 +55,11 @@ __all__ = [
 ]
 
 ROLLOUT_ID_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_START = f"/{ROLLOUT_PATH_PREFIX}/"
+ROLLOUT_PATH_START = f"/{ROLLOUT_PATH_PREFIX}/"
+_START = ROLLOUT_PATH_START
 _ANY_PREFIX = re.compile(
-    f"{re.escape(_START)}(?P<rollout_id>[^/]+)(?:/{re.escape(TOKEN_CAPTURE_PATH_SEGMENT)})?(?P<rest>/.*)", re.DOTALL
+    f"{re.escape(_START)}(?P<rollout_id>[^/]+)(?P<tokens>/{re.escape(TOKEN_CAPTURE_PATH_SEGMENT)})?(?P<rest>/.*)",
+    re.DOTALL,
 )
 _CURRENT: ContextVar[str | None] = ContextVar("nemo_gym_rollout_id", default=None)
 _EXECUTION: ContextVar[str] = ContextVar("nemo_gym_rollout_execution", default="")
@@ -247,11 +250,20 @@ class RolloutContextMiddleware:
         rest = found["rest"]
         steps = scope["path"].count("/", 0, -len(rest))
         raw = (scope.get("raw_path") or scope["path"].encode()).split(b"/", steps + 1)[-1]
-        with rollout_context(found["rollout_id"]):
+        with self._context(found, scope):
             await self.app({**scope, "path": rest, "raw_path": b"/" + raw}, receive, send)
+
+    def _context(self, found: re.Match[str], scope: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """What a request with the prefix `found` is served in; its headers may say which execution it belongs to."""
+        named = execution_in(scope.get("headers", ()))
+        is_same = named is not None and named.rollout_id == found["rollout_id"]
+        return rollout_context(found["rollout_id"], named.execution if named is not None and is_same else None)
 
 
 class ModelPathMiddleware(RolloutContextMiddleware):
-    """The same for model servers, whose callers may ask for token ids with one more segment of the path."""
+    """The same for model servers, whose callers may ask for token ids with one more segment of the path.
+
+    `_context` is where such a request (its path has `TOKEN_CAPTURE_PATH_SEGMENT` before the rest) can be told apart.
+    """
 
     _PREFIX: ClassVar[re.Pattern[str]] = _ANY_PREFIX

@@ -5,16 +5,18 @@ named by its id, or by the server that answered and the id of its response. What
 is a gap with a code, never an error.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_gym.config_types import ModelServerRef
+from nemo_gym.keys import TASK_INDEX_KEY_NAME, TRAJECTORY_KEY
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseInputItem
 
 __all__ = [
+    "TRAJECTORY_KEY",
     "AgentEpisode",
     "AgentInvocation",
     "AgentObservationBundle",
@@ -32,7 +34,10 @@ __all__ = [
     "TrajectoryToolCall",
     "TrajectoryTurn",
     "join_model_call_observations",
+    "task_id_of",
 ]
+
+_TASK_NAMES = ("task_id", "problem_id", "instance_id")
 
 _NotNegative = Annotated[float, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0)]
@@ -251,6 +256,15 @@ class AgentEpisode:
 
     response: NeMoGymResponse
     observations: AgentObservationBundle
+
+
+def task_id_of(*sources: Mapping[str, Any]) -> str:
+    """The name of a task: its own, else its number."""
+    for name in (*_TASK_NAMES, TASK_INDEX_KEY_NAME):
+        for source in sources:
+            if source.get(name) is not None:
+                return str(source[name])
+    return "unknown"
 
 
 def _require_unique(values: list[Any], what: str) -> None:

@@ -53,6 +53,12 @@ def test_your_model(begun: Walk, tmp_path: Path) -> None:
         assert len((tmp_path / "results/warm.jsonl").read_text().splitlines()) == 10
 
 
+def test_observing(tmp_path: Path) -> None:
+    with walk(tmp_path) as walking:
+        assert "responses 200" in walking.follow("guides/observing.md")
+    assert len([*(tmp_path / "captures").glob("*.capture.jsonl")]) == 5
+
+
 def test_troubleshooting(begun: Walk) -> None:
     assert "did you mean" in begun.follow("troubleshooting.md")
     page = (PARENT_DIR / "docs" / "troubleshooting.md").read_text()

@@ -216,13 +216,6 @@ def test_model_servers_take_the_prefix_off(prefix: str) -> None:
         assert client.post("/v1/responses", json={"input": "hi"}).json()["model"] == "None"
 
 
-def test_a_model_server_says_that_it_records_nothing_yet(caplog: pytest.LogCaptureFixture) -> None:
-    for recorded in (False, True):
-        config = BaseResponsesAPIModelConfig(**ADDRESS, name="policy")
-        Model(config=config, server_client=client_of({"observability_enabled": recorded})).setup_webserver()
-        assert caplog.text.count("policy: model calls are not recorded yet") == int(recorded)
-
-
 def test_every_route_of_an_environment_answers_under_the_path_of_a_rollout() -> None:
     config = EnvironmentConfig(**ADDRESS, name="environment", domain="other")
     environment = Environment(config=config, server_client=client_of({}))

@@ -37,7 +37,9 @@ from nemo_gym.collect.stopping import Probe, Stop, StopKind
 from nemo_gym.collect.stragglers import FinishAt, StopRepeats
 from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.http.client import ServerClient
-from nemo_gym.jsonl import iter_lines
+from nemo_gym.http.request import json_bytes
+from nemo_gym.jsonl import iter_lines, parse
+from nemo_gym.observability.folding import Observing, without_history
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import stored_by_agent
@@ -173,8 +175,11 @@ async def roll_out(
     following: Following,
     keep: Keep | None = None,
     policies: Sequence[Policy] = (),
+    observing: Observing | None = None,
 ) -> None:
     """Send what the plan owes, store every attempt as it ends, and count it in `summary`."""
+    if observing is not None:
+        post = observing.begin(post)
     mark_outdated(run.store.paths.aggregate_metrics)
     rows = next((each for each in policies if isinstance(each, RowOrder)), plan)
     dispatch = Dispatch(
@@ -195,6 +200,8 @@ async def roll_out(
         ):
             async for attempt in attempts:
                 record = attempt.record()
+                if observing is not None:
+                    observing.fold(attempt.row, record)
                 outcome = store.append(attempt.row, record)
                 progress.add(attempt.row, record, outcome, is_final=attempt.is_final)
                 summary.count_usage(attempt.row, record, outcome)
@@ -293,7 +300,8 @@ def lines_to_upload(paths: RolloutPaths) -> Iterable[bytes]:
     """Every result on disk: the finished rollouts, then the failed attempts."""
     for path in (paths.rollouts, paths.failures):
         for line in iter_lines(path):
-            yield line.content
+            is_observed = b'"ng_trajectory"' in line.content or b'"ng_model_call_capture"' in line.content
+            yield json_bytes(without_history(parse(line.content))) if is_observed else line.content
 
 
 def _groups(

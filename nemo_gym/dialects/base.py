@@ -6,7 +6,8 @@ one class and one line in `DIALECTS`. Here is also what all of them need: the fi
 what rows send along for the endpoint, and the errors for what a dialect has no words for.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 DIALECTS = {
     "chat": "nemo_gym.dialects.chat:ChatDialect",
+    "messages": "nemo_gym.dialects.anthropic:AnthropicDialect",
 }
 """Module and class of every dialect; a class is loaded when somebody asks for it."""
 
@@ -49,6 +51,12 @@ class Dialect(Protocol):
     def items_from(self, messages: Sequence[Mapping[str, Any]], /) -> "list[NeMoGymResponseOutputItem]":
         """A conversation in the dialect as items of the Responses API."""
 
+    def response_to(self, response: Mapping[str, Any], /) -> dict[str, Any]:
+        """The dialect's answer that says the same as a response, both as JSON has them."""
+
+    def events_of(self, answer: Mapping[str, Any], /) -> Iterator[str]:
+        """An answer in the dialect as the lines by which it is streamed."""
+
 
 def dialect(name: str, **settings: Any) -> Dialect:
     """The dialect called `name`, with settings of its own.
@@ -61,6 +69,15 @@ def dialect(name: str, **settings: Any) -> Dialect:
     module, _, class_name = DIALECTS[name].partition(":")
     made: Dialect = getattr(import_module(module), class_name)(**settings)
     return made
+
+
+def sse(data: Mapping[str, Any], event: str | None = None) -> str:
+    """One server-sent event."""
+    try:
+        text = orjson.dumps(data).decode()
+    except TypeError:  # halves of surrogate pairs, and numbers of more than 64 bits
+        text = json.dumps(data)
+    return f"data: {text}\n\n" if event is None else f"event: {event}\ndata: {text}\n\n"
 
 
 class UnusableRequestError(HTTPException, ValueError):

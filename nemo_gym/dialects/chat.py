@@ -6,7 +6,7 @@ longer fits becomes an empty answer.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import time
@@ -15,12 +15,14 @@ from uuid import uuid4
 
 import aiohttp
 
-from nemo_gym.dialects.base import set_fields
+from nemo_gym.dialects.base import set_fields, sse
 from nemo_gym.dialects.to_chat import SAME_NAME, Part, fields_as_tags, plain_text, taken_apart, to_chat_request
 from nemo_gym.http.errors import readable
 from nemo_gym.http.model_answers import EndpointSettings
+from nemo_gym.schemas.hosted_items import NeMoGymResponseCustomToolCall
 from nemo_gym.schemas.openai_chat import (
     NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
     NeMoGymChatCompletionMessage,
     NeMoGymChoice,
     NeMoGymCompletionUsage,
@@ -28,7 +30,6 @@ from nemo_gym.schemas.openai_chat import (
 from nemo_gym.schemas.openai_items import (
     NeMoGymEasyInputMessage,
     NeMoGymFunctionCallOutput,
-    NeMoGymHostedToolItem,
     NeMoGymResponseFunctionToolCall,
     NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
@@ -48,6 +49,7 @@ from nemo_gym.schemas.openai_responses import (
 )
 from nemo_gym.schemas.wire import TOKEN_FIELDS, WEIGHT_FIELDS, carries_token_ids
 
+_STREAMS_ALONE = frozenset({"stream", "stream_options"})
 NewId: TypeAlias = Callable[[str], str]
 """Makes an id with the given prefix."""
 _ECHOED = (
@@ -71,6 +73,7 @@ _ECHOED = (
     "user",
 )
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_FINISHED: dict[Any, str] = {reason: finish for finish, reason in _INCOMPLETE.items()}
 _TOO_LONG = re.compile(
     r"context[ _](?:length|window|limit|size)|max_tokens|max_completion_tokens|max_new_tokens|max_model_len"
     r"|maximum (?:model|input|prompt|sequence) length|maximum number of tokens|(?:prompt|input|request) is too long"
@@ -184,7 +187,7 @@ def _call(call: Mapping[str, Any], new_id: NewId) -> NeMoGymResponseOutputItem:
     if call.get("type") == "custom":
         custom = call["custom"]
         fields = {"id": new_id("ctc"), "call_id": call["id"], "name": custom["name"], "input": custom["input"]}
-        return NeMoGymHostedToolItem.model_validate({"type": "custom_tool_call", **fields})
+        return NeMoGymResponseCustomToolCall.model_validate(fields)
     return NeMoGymResponseFunctionToolCall(
         id=call["id"],
         call_id=call["id"],
@@ -288,6 +291,14 @@ class ChatDialect:
         """A whole chat, of whatever origin, as items of the Responses API."""
         return items_of_messages(messages, self.new_id, reads_think_tags=self.uses_reasoning_parser)
 
+    def response_to(self, response: Mapping[str, Any]) -> dict[str, Any]:
+        """The completion that says the same as a response, given as JSON."""
+        return completion_of_response(response)
+
+    def events_of(self, answer: Mapping[str, Any]) -> Iterator[str]:
+        """A completion as the chunks by which it is streamed."""
+        return chunks_of(answer)
+
     def items_of_choice(self, choice: NeMoGymChoice) -> list[NeMoGymResponseOutputItem]:
         """The output items of one choice."""
         return self.items_of_message(choice.message.model_dump(exclude_none=True))
@@ -295,6 +306,95 @@ class ChatDialect:
     def items_of_message(self, message: Mapping[str, Any]) -> list[NeMoGymResponseOutputItem]:
         """The output items of one assistant message."""
         return items_of_assistant(message, self.new_id, reads_think_tags=self.uses_reasoning_parser)
+
+
+def completion_of_response(response: Mapping[str, Any]) -> dict[str, Any]:
+    """The completion that says the same as a response, both as JSON has them; tool items of providers are left out."""
+    texts, thoughts, calls, refusals = [], [], [], []
+    token_fields: dict[str, Any] = {}
+    for item in response.get("output") or ():
+        kind, parts = item.get("type", "message"), item.get("content")
+        if kind == "message":
+            spoken = [{"text": parts}] if isinstance(parts, str) else parts or ()
+            texts += [part["text"] for part in spoken if part.get("text")]
+            refusals += [part["refusal"] for part in spoken if part.get("refusal")]
+        elif kind == "reasoning":
+            thoughts += [part["text"] for part in item.get("summary") or parts or ()]
+        elif kind == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            calls.append({"id": item["call_id"], "type": "function", "function": function})
+        elif kind == "custom_tool_call":
+            custom = {"name": item["name"], "input": item.get("input") or ""}
+            calls.append({"id": item["call_id"], "type": "custom", "custom": custom})
+        token_fields |= {name: item[name] for name in TOKEN_FIELDS if item.get(name) is not None}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    message |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    message |= {"refusal": "".join(refusals)} if refusals else {}
+    message |= {"tool_calls": calls} if calls else {}
+    reason = _FINISHED.get((response.get("incomplete_details") or {}).get("reason"), "tool_calls" if calls else "stop")
+    return {
+        "id": f"chatcmpl-{uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(response.get("created_at") or time()),
+        "model": response.get("model") or "",
+        "choices": [{"index": 0, "finish_reason": reason, "message": {**message, **token_fields}, "logprobs": None}],
+        "usage": _chat_usage(response.get("usage")),
+    }
+
+
+def _chat_usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    read, written = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": usage.get("total_tokens") or read + written,
+        "prompt_tokens_details": {"cached_tokens": (usage.get("input_tokens_details") or {}).get("cached_tokens")},
+        "completion_tokens_details": {
+            "reasoning_tokens": (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
+        },
+    }
+
+
+def sanitize_streaming_chat_body(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A chat request that asks for a stream as one that does not, and whether it wants the usage told."""
+    known = NeMoGymChatCompletionCreateParamsNonStreaming.model_fields
+    clean = {name: value for name, value in body.items() if name in known and name not in _STREAMS_ALONE}
+    options = body.get("stream_options")
+    return clean, bool(isinstance(options, dict) and options.get("include_usage"))
+
+
+def chunks_of(completion: Mapping[str, Any], *, include_usage: bool = False) -> Iterator[str]:
+    """A completion as the chunks of a stream, each choice in a few, and `[DONE]`; token ids are not streamed."""
+    head: dict[str, Any] = {name: completion.get(name) for name in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    if completion.get("system_fingerprint"):
+        head["system_fingerprint"] = completion["system_fingerprint"]
+    for choice in completion.get("choices") or ():
+        index = choice.get("index", 0)
+        for delta in _deltas(choice.get("message") or {}):
+            yield sse({**head, "choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+        end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+        yield sse({**head, "choices": [end]})
+    if include_usage and completion.get("usage") is not None:
+        yield sse({**head, "choices": [], "usage": completion["usage"]})
+    yield "data: [DONE]\n\n"
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"role": message.get("role") or "assistant"}
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if thoughts:
+        yield {"reasoning_content": thoughts}
+    for name in ("content", "refusal"):
+        if message.get(name):
+            yield {name: message[name]}
+    calls = message.get("tool_calls")
+    if calls:
+        kept = ("id", "type", "function", "custom")
+        named = [{name: call[name] for name in kept if call.get(name) is not None} for call in calls]
+        yield {"tool_calls": [{"index": index, **call} for index, call in enumerate(named)]}
 
 
 def is_too_long(error: aiohttp.ClientResponseError) -> bool:

@@ -2,7 +2,7 @@
 
 import http.client
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, cast
@@ -34,15 +34,32 @@ from nemo_gym.http.session import current_settings, is_global_aiohttp_client_set
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
 from nemo_gym.http.transports.base import LocalRequest, json_request, local_request
 from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
-from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
+from nemo_gym.keys import (
+    DEFAULT_HEAD_SERVER_PORT,
+    DEFAULT_HOST,
+    HEAD_SERVER_KEY_NAME,
+    MODEL_PATHS,
+    MODELS_TYPE,
+    OBSERVABILITY_ENABLED_KEY_NAME,
+    RESOURCES_TYPE,
+)
 from nemo_gym.retry import Tries
-from nemo_gym.rollout_correlation import ROLLOUT_HEADER, rollout_header
+from nemo_gym.rollout_correlation import (
+    ROLLOUT_HEADER,
+    ROLLOUT_ID_PATTERN,
+    ROLLOUT_PATH_START,
+    current_rollout_id,
+    maybe_rollout_id_from_run_body,
+    rollout_header,
+    rollout_path_prefix,
+)
 from nemo_gym.schemas.server_config import ServerStatus
 from nemo_gym.schemas.wire import ListsBeside
 
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
 _REPLICATED_PATH = "/run"
+_VERIFY_PATH = "/verify"
 _PLAIN_CALL = frozenset({"json", "cookies"})
 """Arguments of nearly every call between servers."""
 
@@ -153,6 +170,8 @@ class ServerClient(BaseModel):
         rollout = rollout_header()
         if rollout is not None:
             kwargs = {**kwargs, "headers": CIMultiDict(kwargs.get("headers") or {}, **{ROLLOUT_HEADER: rollout})}
+        if self._is_observed and (rollout is not None or path == _VERIFY_PATH):
+            path = self._path_of_rollout(server_name, path, kwargs.get("data"))
         replicas = self._addresses.replicas.get(server_name)
         if replicas and path == _REPLICATED_PATH:
             return await _send_to_one_of(replicas, server_name, path, method, kwargs)
@@ -171,6 +190,30 @@ class ServerClient(BaseModel):
             if request is not None:
                 return await self._request_in_memory(hosted, request._replace(content=beside), kwargs)
         return await self.request(server_name, path, method, **{**kwargs, "data": beside.whole()})
+
+    @cached_property
+    def _is_observed(self) -> bool:
+        return bool(self.global_config_dict.get(OBSERVABILITY_ENABLED_KEY_NAME))
+
+    def _path_of_rollout(self, server_name: str, path: str, body: Any) -> str:
+        """The path of a call with the prefix of its rollout, if that is known and the server takes prefixes.
+
+        Environments take one before every path, models before those by which they answer. In memory the context goes
+        along, so there is no need for it.
+        """
+        block = self.global_config_dict.get(server_name)
+        kinds = block if isinstance(block, Mapping) else {}
+        is_answer = MODELS_TYPE in kinds and path.partition("?")[0] in MODEL_PATHS
+        if path.startswith(ROLLOUT_PATH_START) or not (is_answer or RESOURCES_TYPE in kinds):
+            return path
+        rollout_id = current_rollout_id()
+        if rollout_id is None and path == _VERIFY_PATH and isinstance(body, bytes):
+            try:
+                rollout_id = maybe_rollout_id_from_run_body(orjson.loads(body))
+            except ValueError:
+                return path
+        is_fit = rollout_id is not None and ROLLOUT_ID_PATTERN.fullmatch(rollout_id)
+        return rollout_path_prefix(rollout_id) + path if is_fit else path
 
     async def _request_in_memory(
         self, hosted: HostedApp, request: LocalRequest, kwargs: dict[str, Any]

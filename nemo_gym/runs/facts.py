@@ -15,6 +15,7 @@ import orjson
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.keys import (
     AGENT_REF_KEY_NAME,
+    OBSERVED_KEYS,
     RESPONSE_KEY_NAME,
     RESPONSES_CREATE_PARAMS_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
@@ -68,9 +69,7 @@ _BULK = frozenset(
         ROLLOUT_INDEX_KEY_NAME,
         REWARD_KEY,
         TIMING_KEY,
-        "ng_agent_observations",
-        "ng_model_call_capture",
-        "ng_trajectory",
+        *OBSERVED_KEYS,
     }
 )
 """What has a column of its own, or is too large for one."""

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from nemo_gym.errors import GymError
 from nemo_gym.jsonl import Line, MalformedLineError, PlainLine, parse
-from nemo_gym.keys import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, TIMING_KEY_NAME
+from nemo_gym.keys import OBSERVED_KEYS, RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, TIMING_KEY_NAME
 from nemo_gym.metrics.columns import RolloutTable
 from nemo_gym.metrics.percentiles import Percentiles
 from nemo_gym.runs.files import RolloutPaths
@@ -46,9 +46,7 @@ _NOT_SENT = frozenset(
         RESPONSES_CREATE_PARAMS_KEY_NAME,
         TIMING_KEY_NAME,
         PREVIOUS_VERDICT_KEY,
-        "ng_agent_observations",
-        "ng_model_call_capture",
-        "ng_trajectory",
+        *OBSERVED_KEYS,
     }
 )
 _SENT_LEVELS = AggregateMetricsRequest.MOST_LEVELS

@@ -16,7 +16,7 @@ a Python function would first turn every item into a dict, and trying one type a
 other (pydantic's default) costs an order of magnitude more and fails with pages of errors.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 from uuid import uuid4
 
 from pydantic import (
@@ -31,39 +31,15 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
+from nemo_gym.schemas.hosted_items import HOSTED_ITEMS, HOSTED_TYPES, NeMoGymHostedToolItem
 from nemo_gym.schemas.wire import TaggedModel, TextOrList, TokenIDLogProbMixin, WireModel, carries_token_ids, fields_of
 
 _OPEN = ConfigDict(extra="allow")
 INPUT_PART_TYPES = ("input_text", "input_image", "input_file", "input_audio", "input_video")
 OUTPUT_PART_TYPES = ("output_text", "refusal")
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
-HostedToolItemType: TypeAlias = Literal[
-    "mcp_call",
-    "mcp_list_tools",
-    "mcp_approval_request",
-    "mcp_approval_response",
-    "file_search_call",
-    "web_search_call",
-    "computer_call",
-    "computer_call_output",
-    "image_generation_call",
-    "code_interpreter_call",
-    "local_shell_call",
-    "local_shell_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "shell_call",
-    "shell_call_output",
-    "apply_patch_call",
-    "apply_patch_call_output",
-    "tool_search_call",
-    "tool_search_output",
-    "compaction",
-    "item_reference",
-]
 _ROLES = ("user", "assistant", "system", "developer")
-_HOSTED_TYPES: tuple[str, ...] = get_args(HostedToolItemType)
-ACCEPTED_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", *_HOSTED_TYPES)
+ACCEPTED_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", *HOSTED_TYPES)
 # Where pydantic-core finds what decides: the first of these paths that exists.
 _TYPE_OR_ROLE: list[list[str | int]] = [["type"], ["role"]]
 _FIRST_PART_OR_ROLE: list[list[str | int]] = [["content", 0, "type"], ["role"]]
@@ -266,12 +242,6 @@ class NeMoGymResponseReasoningItem(TaggedModel):
             self.__pydantic_fields_set__.discard("status")
 
 
-class NeMoGymHostedToolItem(WireModel):
-    """An item of a tool that the provider runs. Passed on as it is: nothing here looks inside."""
-
-    type: HostedToolItemType
-
-
 class NeMoGymEasyInputMessageForTraining(TokenIDLogProbMixin, NeMoGymEasyInputMessage):
     """`NeMoGymEasyInputMessage` with token ids."""
 
@@ -358,7 +328,7 @@ class _ByType:
     """Marks the item union; see the module's docstring."""
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        for item_class in _ITEM_CLASSES:
+        for item_class in (*_ITEM_CLASSES, *HOSTED_ITEMS.values()):
             item_class.model_rebuild()  # serialization goes by an item's own class, which must be complete then
         items = core_schema.tagged_union_schema(
             self._choices(handler),
@@ -389,7 +359,7 @@ class _ByType:
             "function_call": self._refined(NeMoGymResponseFunctionToolCall, handler),
             "function_call_output": handler.generate_schema(NeMoGymFunctionCallOutput),
             "reasoning": self._refined(NeMoGymResponseReasoningItem, handler),
-            **dict.fromkeys(_HOSTED_TYPES, handler.generate_schema(NeMoGymHostedToolItem)),
+            **{kind: handler.generate_schema(item_class) for kind, item_class in HOSTED_ITEMS.items()},
         }
 
     @staticmethod

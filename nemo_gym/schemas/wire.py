@@ -201,7 +201,8 @@ def carries_token_ids(fields: Mapping[str, Any]) -> bool:
     if missing:
         raise PydanticCustomError(
             "token_metadata_incomplete",
-            "Token metadata is all or nothing: {present} without {missing}. Supply {missing} too, or leave all out",
+            "Token metadata must include all required fields; missing: {missing}. Supply these beside {present}, or "
+            "leave all out",
             {"present": ", ".join(present), "missing": ", ".join(missing)},
         )
     return True

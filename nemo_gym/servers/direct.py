@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.http.call_log import CALL_LOG, CallLog
 from nemo_gym.http.transports.memory import ADMITTED, Answer
 from nemo_gym.rollout_correlation import (
+    ROLLOUT_PATH_START,
     ModelPathMiddleware,
     RolloutContextMiddleware,
     RolloutHeaderMiddleware,
@@ -30,6 +31,7 @@ from nemo_gym.rollout_correlation import (
     rollout_of_caller,
 )
 from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
 from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Failures, read_body, wants_calls
 from nemo_gym.servers.routes import DirectCall, DirectRoute
@@ -46,8 +48,9 @@ KNOWN_LAYERS: set[Any] = {
     RolloutHeaderMiddleware,
     RolloutContextMiddleware,
     ModelPathMiddleware,
+    ModelCallCaptureMiddleware,
 }
-"""The last two concern only paths that no endpoint has, so that `find` does not find them."""
+"""Paths with the prefix of a rollout, which concern two of them, no endpoint has: here they are stripped first."""
 
 
 class DirectLane:
@@ -63,13 +66,23 @@ class DirectLane:
         self._can_log_calls = CallLogMiddleware in layers
         self._knows_rollouts = RolloutHeaderMiddleware in layers
         self._open = set(layers) <= KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
+        strips = next((layer for layer in (ModelPathMiddleware, RolloutContextMiddleware) if layer in layers), None)
+        self._stripped = strips(self._serve) if self._open and strips is not None else None
+        """Serves paths with the prefix of a rollout, which it takes off."""
         if self._open:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
             self._failures: Failures = layers[ErrorMiddleware]["failures"]
             self._lifetimes: SessionLifetimes | None = layers.get(SessionLifetimeMiddleware, {}).get("lifetimes")
+            self._capture: ModelCallCapture | None = layers.get(ModelCallCaptureMiddleware, {}).get("capture")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        if self._stripped is not None and scope["type"] == "http" and scope["path"].startswith(ROLLOUT_PATH_START):
+            await self._stripped(dict(scope), receive, send)
+            return
+        await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
         if call is None or scope.get("root_path") or (self._is_locked and ADMITTED not in scope):
             with running_as(self._instance_name):
@@ -121,7 +134,10 @@ class DirectLane:
             try:
                 if self._lifetimes is not None:
                     await self._lifetimes.request_came(scope)
-                answer = await call.answer(scope, body, receive, content)
+                if self._capture is None:
+                    answer = await call.answer(scope, body, receive, content)
+                else:
+                    answer = await self._capture.answered(call, scope, body, receive, content)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers

@@ -103,6 +103,8 @@ class DirectCall:
         needs = route.dependant
         self._endpoint: Callable[..., Awaitable[Any]] = route.endpoint
         self.never_waits = bool(getattr(route.endpoint, "never_waits", False))
+        self.otherwise: Callable[[Request], Awaitable[Response | Answer | None]] | None = None
+        """Asked about a body that does not fit the endpoint's type: its answer, or None if it is refused."""
         self._request_name = needs.request_param_name
         self._response_name = needs.response_param_name
         self._status = int(route.status_code or _OK)
@@ -138,13 +140,17 @@ class DirectCall:
         if type(content) is ListsBeside:
             body, content = content.whole() if self._request_name else b"", self._filled_in(content)
         if self._request_name:
-            request = Request(scope, receive)
-            request._body = body  # what `await request.body()` keeps, had it read the stream itself
-            arguments[self._request_name] = request
+            arguments[self._request_name] = _request_with(body, scope, receive)
         if self._body_name:
             if self._takes_unread:
                 content = Unread(body, self._validated)
-            arguments[self._body_name] = self._validated(body) if content is None else content
+            try:
+                arguments[self._body_name] = self._validated(body) if content is None else content
+            except RequestValidationError:
+                other = None if self.otherwise is None else await self.otherwise(_request_with(body, scope, receive))
+                if other is None:
+                    raise
+                return other
         if not self._response_name:
             return self._answer(await self._endpoint(**arguments), None)
         response = arguments[self._response_name] = Response()
@@ -190,6 +196,12 @@ class DirectCall:
             return Answer(self._status, headers, body, result)
         headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
         return Answer(response.status_code or self._status, headers, body, result)
+
+
+def _request_with(body: bytes, scope: Scope, receive: Receive) -> Request:
+    request = Request(scope, receive)
+    request._body = body  # what `await request.body()` keeps, had it read the stream itself
+    return request
 
 
 def _as_response(answer: Answer) -> Response:

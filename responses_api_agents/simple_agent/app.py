@@ -8,6 +8,7 @@ they answer, errors too, is shown to the model. Nothing that a model says ends a
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -23,6 +24,8 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseFunctionToolCall,
     validated_json,
 )
+from nemo_gym.rollout_correlation import current_rollout_id
+from nemo_gym.rollout_observability import TRAJECTORY_KEY, task_id_of
 from nemo_gym.server_utils import (
     END_SESSION_HEADER,
     JSON_HEADERS,
@@ -35,6 +38,7 @@ from nemo_gym.server_utils import (
     raise_for_status,
 )
 from nemo_gym.servers.routes import takes_unread
+from responses_api_agents.simple_agent.account import KEPT, Account, AccountOfRollout
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.tools import (
     BadCallError,
@@ -53,6 +57,7 @@ END_SESSION_TIMEOUT_S = 5.0
 MOST_STEPS = 1000
 """Model calls after which a conversation without `max_steps` is ended: more than any task needs."""
 _REFUSALS = (400, 422)
+_RESPONSES_PATH = "/v1/responses"
 _OF_ITSELF = {WANTS_PARTIAL: "true"}
 _VERIFY_HEADERS = {"content-type": "application/json", END_SESSION_HEADER: "true"}
 
@@ -129,6 +134,28 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     async def _rollout(
         self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None = None
     ) -> SimpleAgentVerifyResponse | Verdict:
+        """One rollout of a row, told in full if the run observes its rollouts; see `_scored_rollout`."""
+        if not self._is_observed or (rollout_id := current_rollout_id()) is None:
+            return await self._scored_rollout(request, body, as_json)
+        kept = AccountOfRollout(rollout_id, task_id_of(body.model_extra or {}))
+        token = KEPT.set(kept)
+        try:
+            result = await self._scored_rollout(request, body, as_json)
+        finally:
+            KEPT.reset(token)
+        if kept.account is None:
+            return result
+        if isinstance(result, Verdict):
+            return kept.account.added_to(result)
+        return result.model_copy(update={TRAJECTORY_KEY: orjson.loads(kept.account.as_json(None))})
+
+    @cached_property
+    def _is_observed(self) -> bool:
+        return self._model_call_capture_enabled()
+
+    async def _scored_rollout(
+        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None
+    ) -> SimpleAgentVerifyResponse | Verdict:
         """One rollout of a row: the environment's verdict, or ours if it was not asked.
 
         `as_json` is the row as it came, if nobody has changed it since.
@@ -186,6 +213,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     ) -> Trajectory:
         """Hold the conversation that `params` begin, in the sessions the cookies name."""
         trajectory = Trajectory(params, resources_cookies, model_cookies)
+        if self._is_observed:
+            self._begin_account(trajectory)
         offered = offered_names(params)
         try:
             while (answer := await self._next_answer(trajectory)) is not None:
@@ -193,6 +222,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
                 if trajectory.ends_with_turn(calls, self.config.max_idle_turns):
                     break
                 for call in calls:  # in order: tools of one session rely on it
+                    if trajectory.account is not None:
+                        trajectory.account.tool_is_called()
                     trajectory.add_tool_output(call, await self._call_tool(call, trajectory, offered))
         except Exception as error:
             if trajectory.steps:
@@ -200,9 +231,18 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             raise
         return trajectory
 
+    def _begin_account(self, trajectory: Trajectory) -> None:
+        """Have the conversation told, if it is that of a rollout which wants it told."""
+        kept = KEPT.get()
+        if kept is not None:
+            asked, model = trajectory.asked, self.config.model_server.name
+            trajectory.account = kept.account = Account(asked, model, kept.rollout_id, kept.task_id)
+
     async def _next_answer(self, trajectory: Trajectory) -> NeMoGymResponse | None:
         """What the model says next; None when the conversation ends here."""
         if trajectory.steps >= (self.config.max_steps or MOST_STEPS):
+            if trajectory.account is not None:
+                trajectory.account.is_complete = False
             if self.config.max_steps is None:
                 trajectory.stop(MAX_STEPS, f"the model had {MOST_STEPS} turns; set max_steps to allow another number")
             return None
@@ -218,9 +258,11 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
     async def _ask_model(self, trajectory: Trajectory) -> NeMoGymResponse:
         name = self.config.model_server.name
+        if trajectory.account is not None:
+            trajectory.account.model_is_asked()
         answer = await self.server_client.post(
             server_name=name,
-            url_path="/v1/responses",
+            url_path=self._path_of_rollout() if self._keeps_token_ids else _RESPONSES_PATH,
             json=trajectory.next_request(),
             cookies=trajectory.model_cookies,
         )
@@ -240,6 +282,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         self, call: NeMoGymResponseFunctionToolCall, trajectory: Trajectory, offered: frozenset[str]
     ) -> str:
         """What the tool says, whatever its status: the model must be able to react to errors."""
+        trajectory.tool_status = None
         try:
             arguments, path = parsed_arguments(call.arguments), tool_path(call.name, offered)
         except BadCallError as error:
@@ -252,6 +295,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
                 text = (await answer.read()).decode(errors="replace")
         except TimeoutError:
             return output_of(f"The tool {call.name} did not answer within {limit_s:g} s")
+        trajectory.tool_status = answer.status
         trajectory.resources_cookies = merged(trajectory.resources_cookies, answer.cookies)
         return text
 
@@ -267,11 +311,24 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             trajectory = await self._run_steps(params, cookies, None)
             return trajectory.response(), trajectory.resources_cookies
         answer = await self.server_client.post(
-            server_name=self.config.name, url_path="/v1/responses", json=params, cookies=cookies, headers=_OF_ITSELF
+            server_name=self.config.name,
+            url_path=self._path_of_rollout(),
+            json=params,
+            cookies=cookies,
+            headers=_OF_ITSELF,
         )
         await raise_for_status(answer)
         response = _parsed(await answer.read(), f"Received an invalid response from agent {self.config.name!r}")
         return response, merged(cookies, answer.cookies)
+
+    @cached_property
+    def _keeps_token_ids(self) -> bool:
+        return self._token_id_capture_enabled()
+
+    def _path_of_rollout(self) -> str:
+        """The path by which a model, or this agent itself, is asked; where calls are captured, it names the rollout."""
+        is_named = self._is_observed or self._keeps_token_ids
+        return (self._prefix(current_rollout_id()) if is_named else "") + _RESPONSES_PATH
 
     async def _verify(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
         answer = await self._post_to_environment(

@@ -16,6 +16,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseUsage,
     accumulate_response_usage,
 )
+from responses_api_agents.simple_agent.account import Account
 from responses_api_agents.simple_agent.cookies import Cookies
 
 NO_ACTIONABLE_OUTPUT = "no_actionable_output"
@@ -44,21 +45,28 @@ class Trajectory:
     """Whether the model made a call that is none, by its name or by its arguments."""
     stopped: NeMoGymIncompleteDetails | None = None
     """Why the conversation was ended before the model had answered."""
+    tool_status: int | None = None
+    """Of what the last tool answered; None when it did not."""
+    account: Account | None = None
+    """What is told of it, if anybody wants to know."""
     _last: NeMoGymResponse | None = None
 
     def __post_init__(self) -> None:
         asked = self.params.input
-        self._asked: NeMoGymResponseInput = (
+        self.asked: NeMoGymResponseInput = (
             [NeMoGymEasyInputMessage(role="user", content=asked)] if isinstance(asked, str) else asked
         )
 
     def next_request(self) -> NeMoGymResponseCreateParamsNonStreaming:
         """The parameters as given, asking to continue from everything so far."""
-        return self.params.model_copy(update={"input": [*self._asked, *self.output]})
+        return self.params.model_copy(update={"input": [*self.asked, *self.output]})
 
     def add_turn(self, answer: NeMoGymResponse) -> list[NeMoGymResponseFunctionToolCall]:
         """Append a model's answer and return the tool calls in it."""
         self._last = answer
+        if self.account is not None:
+            self.account.model_has_answered(answer)
+            self.account.is_complete = answer.incomplete_details is None
         self.steps += 1
         self.output += answer.output
         self.usage = accumulate_response_usage(self.usage, answer.usage)
@@ -69,6 +77,8 @@ class Trajectory:
     def add_tool_output(self, call: NeMoGymResponseFunctionToolCall, text: str) -> None:
         """Append what a tool answered."""
         self.output.append(NeMoGymFunctionCallOutput(call_id=call.call_id, output=text))
+        if self.account is not None:
+            self.account.tool_has_answered(call, self.output[-1], text, self.tool_status)
 
     def ends_with_turn(self, calls: list[NeMoGymResponseFunctionToolCall], max_idle_turns: int) -> bool:
         """Whether the turn just added is the last one, its tool calls left alone."""
@@ -87,6 +97,8 @@ class Trajectory:
 
     def stop(self, reason: str, message: str) -> None:
         """End the conversation here; it is scored as it stands."""
+        if self.account is not None:
+            self.account.is_complete = False
         self.stopped = NeMoGymIncompleteDetails.model_validate({"reason": reason, "message": message})
 
     def response(self) -> NeMoGymResponse:

@@ -247,6 +247,61 @@ AUGUST_2026 = {
     """,
     "nemo_gym.base_responses_api_model": """
         SimpleResponsesAPIModel
+        SimpleResponsesAPIModel.responses_dispatch(request, body=)
+        SimpleResponsesAPIModel.chat_completions_dispatch(request, body=)
+        SimpleResponsesAPIModel.messages(request, body=)
+        ModelCallCaptureConfig
+        ModelCallCaptureConfig.observability_enabled
+        ModelCallCaptureConfig.model_call_capture_dir
+        ModelCallCaptureConfig.validate_capture_dir()
+        CaptureStore
+        CaptureStore.root()
+        CaptureStore.path_for(rollout_id)
+        CaptureStore.incomplete_path_for(rollout_id)
+        CaptureStore.mark_incomplete(rollout_id)
+        CaptureStore.is_incomplete(rollout_id)
+        CaptureStore.record(rollout_id, exchange)
+        CaptureStore.read(rollout_id)
+        CaptureStore.read_available(rollout_id)
+        extract_token_stats(usage)
+        ModelCallRecord
+        ModelCallRecord.model_call_id
+        ModelCallRecord.response_id
+        ModelCallRecord.call_index
+        ModelCallRecord.model_ref
+        ModelCallRecord.model
+        ModelCallRecord.dialect
+        ModelCallRecord.status_code
+        ModelCallRecord.response_status
+        ModelCallRecord.finish_reason
+        ModelCallRecord.started_at
+        ModelCallRecord.completed_at
+        ModelCallRecord.tokens_in
+        ModelCallRecord.tokens_out
+        ModelCallRecord.tokens_reasoning
+        ModelCallRecord.tokens_total
+        ModelCallRecord.request
+        ModelCallRecord.response
+        ModelCallRecord.request_raw
+        ModelCallRecord.response_raw
+        ModelCallRecord.tool_calls
+        ModelCallRecord.reasoning_content
+        ModelCallRecord.cache_hit
+        ModelCallRecord.cached_tokens
+        ModelCallRecord.cache_creation_tokens
+        ModelCallRecord.error_category
+        ModelCallRecord.latency_total_ms
+        ModelCallRecord.latency_ttft_ms
+        build_model_call_record(exchange, *, call_index)
+        read_model_call_records(store, rollout_id)
+        read_available_model_call_records(store, rollout_id)
+        aggregate_model_call_records(calls)
+        aggregate_model_call_metrics(store, rollout_id)
+        make_capture_store(config)
+        install_model_call_capture(app, config, *, model_server_name=, global_config_dict=)
+        model_call_capture_dirs_from_config(global_config_dict)
+        clear_model_call_captures_for_rollouts(records, capture_dirs)
+        merge_model_call_capture_into_record(record, capture_dirs, *, include_payloads=)
     """,
     "nemo_gym.server_utils": """
         MAX_NUM_TRIES=3
@@ -287,6 +342,31 @@ AUGUST_2026 = {
         NeMoGymInputVideoPart.video
         NeMoGymResponseInputContentPart
         NeMoGymResponseInputContentList
+        NeMoGymResponseMcpCall
+        NeMoGymResponseMcpCall.type
+        NeMoGymResponseMcpCall.id
+        NeMoGymResponseMcpCall.server_label
+        NeMoGymResponseMcpCall.status
+        NeMoGymResponseMcpListTools
+        NeMoGymResponseMcpListTools.type
+        NeMoGymResponseMcpListTools.tools
+        NeMoGymResponseMcpListTools.id
+        NeMoGymResponseMcpListTools.server_label
+        NeMoGymResponseMcpApprovalRequest
+        NeMoGymResponseMcpApprovalRequest.type
+        NeMoGymResponseMcpApprovalRequest.id
+        NeMoGymResponseMcpApprovalRequest.server_label
+        NeMoGymResponseFileSearchToolCall
+        NeMoGymResponseFunctionWebSearch
+        NeMoGymResponseComputerToolCall
+        NeMoGymImageGenerationCall
+        NeMoGymResponseCodeInterpreterToolCall
+        NeMoGymLocalShellCall
+        NeMoGymResponseCustomToolCall
+        NeMoGymComputerCallOutput
+        NeMoGymResponseCustomToolCallOutput
+        NeMoGymLocalShellCallOutput
+        NeMoGymMcpApprovalResponse
         NeMoGymChatCompletionOutputMessage
         NeMoGymChatCompletionContentPartVideoUrlParam
         NeMoGymChatCompletionContentPartVideoUrlParam.video_url
@@ -915,5 +995,49 @@ AUGUST_2026 = {
         get_provider_class(name)
         create_provider(config)
         list_providers()
+    """,
+    "nemo_gym.responses_streaming": """
+        NAMESPACE_TOOL_DELIMITER='__'
+        NamespaceMap
+        flatten_namespace_tools(tools)
+        sanitize_streaming_responses_body(body)
+        validate_streaming_responses_params(body)
+        synthesize_responses_sse(response_json, ns_map=)
+        synthesize_responses_failure_sse(message, *, code=)
+    """,
+    "nemo_gym.chat_streaming": """
+        sanitize_streaming_chat_body(body)
+        synthesize_chat_completion_sse(completion, include_usage=)
+    """,
+    "nemo_gym.anthropic_converter": """
+        SUPPORTED_ANTHROPIC_IMAGE_MEDIA_TYPES
+        AnthropicConverter
+        AnthropicConverter.responses_to_anthropic(body, model, max_tokens, thinking, thinking_budget_tokens, extra_body)
+        AnthropicConverter.anthropic_to_responses(anthropic_response, request_body, model)
+        AnthropicConverter.anthropic_request_to_responses(anthropic_body)
+        AnthropicConverter.responses_to_anthropic_response(response, model)
+        AnthropicConverter.anthropic_response_to_sse(anthropic_response)
+    """,
+    "nemo_gym.anthropic_utils": """
+        NeMoGymAnthropicMessageCreateParamsNonStreaming
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.max_tokens
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.messages
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.model
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.cache_control
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.container
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.inference_geo
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.metadata
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.output_config
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.service_tier
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.stop_sequences
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.system
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.temperature
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.thinking
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.tool_choice
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.tools
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.top_k
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.top_p
+        NeMoGymAnthropicMessageCreateParamsNonStreaming.stream
+        NeMoGymAnthropicMessage
     """,
 }

@@ -31,6 +31,8 @@ PUBLIC = {
             "responses_converter",
             "reward_profile",
             "rollout_collection",
+            "rollout_correlation",
+            "rollout_observability",
             "sandbox",
             "server_status",
             "server_utils",

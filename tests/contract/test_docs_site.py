@@ -12,13 +12,13 @@ from docs.site.pages import Site, site
 from nemo_gym.cli.registry import COMMANDS, all_options, config_class_of
 from nemo_gym.config.options import options_of
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.keys import NEMO_GYM_RESERVED_TOP_LEVEL_KEYS, WELL_KNOWN_KEYS
+from nemo_gym.keys import NEMO_GYM_RESERVED_TOP_LEVEL_KEYS, OBSERVED_KEYS, WELL_KNOWN_KEYS
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.schemas.cli_config import Shortcuts
 
 _HISTORY = {"changelog.md", "compatibility.md"}
 """Pages that speak of what was, or is elsewhere."""
-_NO_COMMANDS = {"ng_check_rows", "ng_gitlab_to_hf_dataset", "ng_stop_reason", "ng_trajectory"}
+_NO_COMMANDS = {"ng_check_rows", "ng_gitlab_to_hf_dataset", "ng_stop_reason", *OBSERVED_KEYS}
 """A route, a command of the original, fields."""
 _MADE_UP = {"key", "name", "outer", "list", "map", "note", "nothing", "flag", "number", "agent_nam"}
 """Stand for any option, or for a mistake."""

@@ -7,7 +7,7 @@ import pytest
 
 from nemo_gym.paths import ROOT_DIR
 
-HEAVY = {"mcp", "ray", "wandb", "mlflow", "torch", "pandas", "openai"}
+HEAVY = {"mcp", "ray", "wandb", "mlflow", "torch", "pandas", "openai", "anthropic"}
 PUBLIC = sorted(
     [f"nemo_gym.{path.stem}" for path in ROOT_DIR.glob("*.py") if path.stem != "__init__"]
     + ["nemo_gym", "nemo_gym.cli"]

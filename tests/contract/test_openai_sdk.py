@@ -204,7 +204,7 @@ def test_responses_the_sdk_writes_come_back_unchanged(dump: dict[str, Any]) -> N
     assert [type(item).__name__ for item in ours.output] == [
         "NeMoGymResponseReasoningItem",
         "NeMoGymResponseFunctionToolCall",
-        "NeMoGymHostedToolItem",
+        "NeMoGymResponseFunctionWebSearch",
         "NeMoGymResponseOutputMessage",
     ]
     assert ours.output_text == sdk_response().output_text

@@ -10,9 +10,11 @@ from nemo_gym.openai_utils import (
     NeMoGymFunctionCallOutput,
     NeMoGymHostedToolItem,
     NeMoGymMessage,
+    NeMoGymResponseCustomToolCall,
     NeMoGymResponseFunctionToolCall,
     NeMoGymResponseFunctionToolCallForTraining,
     NeMoGymResponseInputItem,
+    NeMoGymResponseMcpListTools,
     NeMoGymResponseOutputMessage,
     NeMoGymResponseOutputMessageForTraining,
     NeMoGymResponseOutputRefusal,
@@ -75,8 +77,12 @@ def errors_of(item: Any) -> list[Any]:
         ({"type": "function_call_output", "call_id": "call_1", "output": "cold"}, NeMoGymFunctionCallOutput),
         ({"type": "function_call_output", "call_id": "call_1", "output": [INPUT_PART]}, NeMoGymFunctionCallOutput),
         (REASONING, NeMoGymResponseReasoningItem),
-        ({"type": "mcp_list_tools", "server_label": "docs", "tools": []}, NeMoGymHostedToolItem),
-        ({"type": "custom_tool_call", "call_id": "c", "name": "sql", "input": "select 1"}, NeMoGymHostedToolItem),
+        ({"type": "mcp_list_tools", "server_label": "docs", "tools": []}, NeMoGymResponseMcpListTools),
+        ({"type": "shell_call", "call_id": "c"}, NeMoGymHostedToolItem),
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "sql", "input": "select 1"},
+            NeMoGymResponseCustomToolCall,
+        ),
     ],
 )
 def test_an_item_is_read_as_the_type_its_fields_say(item: dict[str, Any], expected: type[BaseModel]) -> None:

@@ -29,6 +29,13 @@ def write_hostile(path: Path) -> None:
         "_ng_task_index": 0, "_ng_rollout_index": 0, "agent_ref": {"name": PWN}, "reward": 0.5, PWN: PWN, "level": PWN,
         "responses_create_params": {"input": PWN, "tools": [{"type": "function", "name": PWN}]},
         "response": {"model": PWN, "output": output, "incomplete_details": {"reason": PWN}},
+        "ng_trajectory": {
+            "model_calls": [
+                {"request": {PWN: PWN}, "response": PWN, "duration_ms": 1500.0, "token_stats": {"prompt_tokens": 3},
+                 "response_metadata": {"model": PWN, "model_ref": {"name": PWN}, "error_category": PWN}}, 7,
+            ],
+            "tool_calls": [{"tool_name": PWN, "status": PWN}, None], "gaps": [{"code": PWN, "detail": PWN}],
+        },
     }  # fmt: skip
     lines = [
         json.dumps(record),

@@ -338,6 +338,10 @@ def test_hostile_records_are_text(page: Any) -> None:
     page.goto(f"{page.url.split('#')[0]}#/rollouts/{run['id']}/r1")
     expect(page.locator(".hidden-character").filter(has_text="ESC[31m")).to_be_visible()
     expect(page.locator(".hidden-character").filter(has_text="RLO")).to_be_visible()
+    expect(page.locator(".observed h2")).to_have_text(["1 model call", "1 tool call", "Not observed"])
+    page.locator(".observed summary", has_text="asked").click()
+    expect(page.locator(".observed .code")).to_contain_text("</script>")
+    expect(page.locator(".observed").first).to_contain_text("1.5 s · 3 tokens in")
     expect(page.get_by_role("article", name="item of type brand_new_item")).to_contain_text("brand_new_item")
     expect(page.get_by_text("Refused")).to_be_visible()
     expect(page.get_by_text("Incomplete: this item was cut off")).to_be_visible()
@@ -347,8 +351,9 @@ def test_hostile_records_are_text(page: Any) -> None:
     expect(page.get_by_text("Cut here: 100,000 of 250,000 characters")).to_be_visible()
     page.keyboard.press("m")
     page.get_by_text("Raw JSON").click()
-    for fold in page.locator("details:not([open]) > summary").all():
-        fold.click()
+    closed = page.locator("details:not([open]) > summary")
+    for _ in range(closed.count()):
+        closed.first.click()
     assert page.locator("script").count() == 1
     assert page.evaluate("window.pwned") is None
 

@@ -27,12 +27,13 @@ from nemo_gym.http.errors import AnswerTooLargeError
 from nemo_gym.http.session import current_settings
 from nemo_gym.http.transports.base import LocalRequest
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders
+from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.rollout_correlation import without_rollout_prefix
 from nemo_gym.schemas.wire import ListsBeside
 
 logger = logging.getLogger(__name__)
 
-CANCELLABLE_PATHS = frozenset({"/run", "/v1/responses", "/v1/chat/completions"})
+CANCELLABLE_PATHS = frozenset({"/run", *MODEL_PATHS})
 """Work that nobody but its caller has a use for, in either transport."""
 
 Message = MutableMapping[str, Any]

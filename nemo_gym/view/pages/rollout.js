@@ -20,6 +20,7 @@ import { isMapping } from "./items.js";
 import { rolloutLink, runLink, sideLink } from "./places.js";
 import { TextFinder } from "./finder.js";
 import { jsonBlock, plain } from "./text.js";
+import { observedCards } from "./trajectory.js";
 
 const CALLS_SHOWN = 60;
 const LEAST_SHARE = 0.005;
@@ -289,6 +290,7 @@ function asideNode(run, id, rollout, linkTo) {
     ),
     fieldsCard(rollout),
     timeCard(rollout.timing),
+    observedCards(rollout.record),
     attemptsCard(rollout, linkTo),
     rawCard(run, id, rollout),
   );

@@ -1,0 +1,244 @@
+"""What a captured model call tells: who answered, how it ended, how long it took, what it used.
+
+Numbers that an endpoint does not tell stay unknown: null is not 0.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from nemo_gym.config_types import ModelServerRef
+from nemo_gym.observability.store import CaptureStore
+
+PAYLOADS = ("request", "response", "request_raw", "response_raw")
+_RAW = "_raw"
+_SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens", "latency_total_ms")
+_STATUS_CATEGORIES = {
+    401: "auth",
+    403: "auth",
+    404: "not_found",
+    408: "timeout",
+    429: "rate_limit",
+    504: "timeout",
+}
+
+
+class ModelCallRecord(BaseModel):
+    """One captured call."""
+
+    model_config = ConfigDict(defer_build=True, protected_namespaces=())
+
+    model_call_id: str | None = None
+    response_id: str | None = None
+    call_index: int
+    model_ref: ModelServerRef | None = None
+    model: str | None = None
+    dialect: str | None = None
+    status_code: int | None = None
+    response_status: str | None = None
+    finish_reason: str | None = None
+    started_at: float | None = None
+    completed_at: float | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens_reasoning: int | None = None
+    tokens_total: int | None = None
+    request: dict[str, Any] | None = None
+    response: dict[str, Any] | None = None
+    request_raw: str | None = None
+    response_raw: str | None = None
+    tool_calls: list[dict[str, Any]] = Field(default_factory=list)
+    reasoning_content: str | None = None
+    cache_hit: bool | None = None
+    cached_tokens: int | None = None
+    cache_creation_tokens: int | None = None
+    error_category: str | None = None
+    latency_total_ms: float | None = None
+    latency_ttft_ms: float | None = None
+
+
+def category_of_status(status: int) -> str | None:
+    """What kind of failure a status is; None for none."""
+    if status < 400:
+        return None
+    return _STATUS_CATEGORIES.get(status, "client_error" if status < 500 else "upstream_error")
+
+
+def extract_token_stats(usage: Any) -> dict[str, int | None]:
+    """The tokens that a `usage` of any dialect tells."""
+    told = usage if isinstance(usage, Mapping) else {}
+    read = _first(told, "input_tokens", "prompt_tokens")
+    created = _first(told, "cache_creation_input_tokens")
+    beside = [count for count in (_first(told, "cache_read_input_tokens"), created) if count is not None]
+    if beside and not (read is None and sum(beside) == 0):
+        read = (read or 0) + sum(beside)  # the Messages API does not count them among its input tokens
+    written = _first(told, "output_tokens", "completion_tokens")
+    total = _first(told, "total_tokens")
+    if total is None and read is not None and written is not None:
+        total = read + written
+    output_details = _details(told, "output_tokens_details", "completion_tokens_details")
+    reasoning = _first(output_details, "reasoning_tokens")
+    input_details = _details(told, "prompt_tokens_details", "input_tokens_details")
+    cached = _first(input_details, "cached_tokens", "cached_input_tokens")
+    return {
+        "tokens_in": read,
+        "tokens_out": written,
+        "tokens_total": total,
+        "tokens_reasoning": _first(told, "reasoning_output_tokens") if reasoning is None else reasoning,
+        "cached_tokens": _first(told, "cache_read_input_tokens", "cached_input_tokens") if cached is None else cached,
+        "cache_creation_tokens": created,
+    }
+
+
+def _first(told: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        count = told.get(name)
+        if type(count) is int and count >= 0:
+            return count
+    return None
+
+
+def _details(told: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    return next((details for name in names if isinstance(details := told.get(name), Mapping)), {})
+
+
+def build_model_call_record(exchange: Mapping[str, Any], *, call_index: int) -> ModelCallRecord:
+    """What a captured exchange tells."""
+    return ModelCallRecord.model_validate(call_fields(exchange, call_index))
+
+
+def call_fields(exchange: Mapping[str, Any], call_index: int) -> dict[str, Any]:
+    """The same as plain JSON, all fields in their order."""
+    response = _object(exchange.get("response")) or {}
+    request = _object(exchange.get("request")) or {}
+    stats = extract_token_stats(response.get("usage"))
+    cached = stats["cached_tokens"]
+    calls, thoughts = _tool_calls_and_thoughts(response)
+    return {
+        "model_call_id": exchange.get("model_call_id"),
+        "response_id": _text(response.get("id")),
+        "call_index": call_index,
+        "model_ref": exchange.get("model_ref"),
+        "model": _text(response.get("model")) or _text(request.get("model")),
+        "dialect": exchange.get("dialect"),
+        "status_code": exchange.get("status_code"),
+        "response_status": _text(response.get("status")),
+        "finish_reason": _finish_reason(response),
+        "started_at": exchange.get("started_at"),
+        "completed_at": exchange.get("completed_at"),
+        "tokens_in": stats["tokens_in"],
+        "tokens_out": stats["tokens_out"],
+        "tokens_reasoning": stats["tokens_reasoning"],
+        "tokens_total": stats["tokens_total"],
+        "request": _object(exchange.get("request")),
+        "response": _object(exchange.get("response")),
+        "request_raw": exchange.get("request_raw"),
+        "response_raw": exchange.get("response_raw"),
+        "tool_calls": calls,
+        "reasoning_content": "\n".join(thoughts) or None,
+        "cache_hit": None if cached is None else cached > 0,
+        "cached_tokens": cached,
+        "cache_creation_tokens": stats["cache_creation_tokens"],
+        "error_category": exchange.get("error_category"),
+        "latency_total_ms": exchange.get("latency_ms"),
+        "latency_ttft_ms": exchange.get("latency_ttft_ms"),
+    }
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _finish_reason(response: Mapping[str, Any]) -> str | None:
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    details = _object(response.get("incomplete_details")) or {}
+    told = (response.get("stop_reason"), first.get("finish_reason"), details.get("reason"))
+    return next((reason for reason in told if isinstance(reason, str)), None)
+
+
+def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of an answer in any dialect."""
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for item in _objects(response.get("output")):
+        if item.get("type") == "function_call":
+            calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
+        elif item.get("type") == "reasoning":
+            thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
+    for choice in _objects(response.get("choices"))[:1]:
+        message = _object(choice.get("message")) or {}
+        spoken = message.get("reasoning_content") or message.get("reasoning")
+        thoughts += [spoken] if isinstance(spoken, str) else []
+        for call in _objects(message.get("tool_calls")):
+            function = _object(call.get("function")) or {}
+            calls.append(_call(call.get("id"), function.get("name"), function.get("arguments")))
+    for block in _objects(response.get("content")):
+        if block.get("type") == "tool_use":
+            calls.append(_call(block.get("id"), block.get("name"), block.get("input")))
+        elif block.get("type") == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
+    return calls, thoughts
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            arguments = {_RAW: arguments}
+    return {"call_id": call_id, "name": name, "arguments": arguments}
+
+
+def read_model_call_records(store: CaptureStore, rollout_id: str) -> list[ModelCallRecord]:
+    """The captured calls of a rollout.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    calls = store.read(rollout_id)
+    return [build_model_call_record(call, call_index=index) for index, call in enumerate(calls)]
+
+
+def read_available_model_call_records(store: CaptureStore, rollout_id: str) -> tuple[list[ModelCallRecord], int]:
+    """Those that can be read, and how many lines cannot."""
+    calls, invalid = store.read_available(rollout_id)
+    records = []
+    for index, call in calls:
+        try:
+            records.append(build_model_call_record(call, call_index=index))
+        except ValueError:
+            invalid += 1
+    return records, invalid
+
+
+def aggregate_model_call_records(calls: Sequence[ModelCallRecord]) -> dict[str, Any]:
+    """Sums over calls."""
+    return summed([{name: getattr(call, name) for name in _SUMMED} for call in calls])
+
+
+def summed(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums over calls given as JSON; what no call tells is null."""
+    given = list(calls)
+    sums: dict[str, Any] = {}
+    for name in _SUMMED:
+        told = [value for call in given if isinstance(value := call.get(name), int | float)]
+        sums[name] = sum(told) if told else None
+    if isinstance(sums["latency_total_ms"], float):
+        sums["latency_total_ms"] = round(sums["latency_total_ms"], 2)
+    return {**sums, "num_calls": len(given)}
+
+
+def aggregate_model_call_metrics(store: CaptureStore, rollout_id: str) -> dict[str, Any]:
+    """Sums over the captured calls of a rollout."""
+    return aggregate_model_call_records(read_model_call_records(store, rollout_id))

@@ -1,0 +1,72 @@
+"""What was observed of a rollout, folded into its record when it ends: captured model calls and its trajectory."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
+from nemo_gym.observability.store import clear_model_call_captures_for_rollouts, model_call_capture_dirs_from_config
+
+Row = dict[str, Any]
+Post = Callable[[Row], Awaitable[Any]]
+_TOLD_BY_AGENTS = frozenset({TRAJECTORY_KEY, OBSERVATIONS_KEY})
+_PAYLOADS = ("request", "response", "request_raw", "response_raw")
+
+
+class Observing:
+    """Goes along with rollouts whose model calls are captured, or whose agents tell how they went."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+
+    @classmethod
+    def of(cls, config: Mapping[Any, Any]) -> "Observing":
+        """As the config of a run's servers says.
+
+        Raises:
+            ConfigError: calls are to be captured, and it does not say where to.
+        """
+        return cls(model_call_capture_dirs_from_config(config))
+
+    def begin(self, post: Post) -> Post:
+        """`post`, before which what earlier runs have captured of the same rollout is forgotten."""
+        if not self._folders:
+            return post
+
+        async def posted(row: Row) -> Any:
+            clear_model_call_captures_for_rollouts([row], self._folders)
+            return await post(row)
+
+        return posted
+
+    def fold(self, row: Row, record: Row) -> None:
+        """Put into the record of a rollout that has ended what was observed of it, if anything was."""
+        if not self._folders and _TOLD_BY_AGENTS.isdisjoint(record):
+            return
+        for key in OBSERVED_KEYS & row.keys():  # the row is a rollout of an earlier run, of which this tells
+            if record.get(key) == row[key]:
+                del record[key]
+        from nemo_gym.observability import merge, trajectories  # runs that observe nothing need none of it
+        from nemo_gym.rollout_observability import task_id_of
+
+        rollout_id = merge.rollout_id_of(row)
+        if rollout_id is None:
+            return
+        with_payloads = trajectories.keeps_history(record)
+        merge.merge_model_call_capture_into_record(
+            record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id
+        )
+        trajectories.attach_trajectory(record, task_id_of(row, record), rollout_id)
+
+
+def without_history(record: Row) -> Row:
+    """A record for an experiment tracker: without its trajectory, and what was asked of models and said by them."""
+    kept = {name: value for name, value in record.items() if name != TRAJECTORY_KEY}
+    capture = kept.get(CAPTURE_KEY)
+    if not isinstance(capture, dict) or not isinstance(capture.get("calls"), list):
+        kept.pop(CAPTURE_KEY, None)
+        return kept
+    for call in capture["calls"]:
+        for name in _PAYLOADS if isinstance(call, dict) else ():
+            call.pop(name, None)
+    return kept

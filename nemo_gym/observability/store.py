@@ -1,0 +1,191 @@
+"""Captured model calls on disk: a file for every rollout, a line for every call, written by the model servers.
+
+`<id>.capture.jsonl` grows while a rollout is made; `<id>.capture.incomplete` beside it says that a call is missing. A
+line is handed to the system before the answer to its call ends, so whoever has the answer finds the line, also after
+the server was killed. Several servers may write for one rollout. Which rollout a call is for: `rollout_correlation`.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, model_validator
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.jsonl import parse
+from nemo_gym.keys import MODEL_CALL_CAPTURE_DIR_KEY_NAME, OBSERVABILITY_ENABLED_KEY_NAME
+from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
+
+logger = logging.getLogger(__name__)
+
+_FIT_ID = re.compile(r"[A-Za-z0-9._-]+")
+_SUFFIX, _INCOMPLETE_SUFFIX = ".capture.jsonl", ".capture.incomplete"
+
+
+class ModelCallCaptureConfig(BaseModel):
+    """Whether model calls are captured, and where to."""
+
+    observability_enabled: bool = False
+    model_call_capture_dir: Path | None = None
+
+    @model_validator(mode="after")
+    def validate_capture_dir(self) -> "ModelCallCaptureConfig":
+        """All servers and the collector must mean the same folder."""
+        if not self.observability_enabled:
+            return self
+        folder = self.model_call_capture_dir
+        if folder is None:
+            raise ValueError(
+                "model_call_capture_dir is required when observability_enabled=true: name a folder, such as "
+                "+model_call_capture_dir=/data/captures"
+            )
+        if not folder.is_absolute():
+            raise ValueError(
+                f"model_call_capture_dir must be an absolute path, because servers have other working folders; "
+                f"{str(folder)!r} is none"
+            )
+        return self
+
+    @classmethod
+    def of(cls, config: Any) -> "ModelCallCaptureConfig":
+        """What the config of a run says; a config that is none says nothing.
+
+        Raises:
+            ConfigError: it contradicts itself (also a `ValueError`).
+        """
+        if not isinstance(config, Mapping) or not config.get(OBSERVABILITY_ENABLED_KEY_NAME):
+            return cls()
+        try:
+            return cls(observability_enabled=True, model_call_capture_dir=config.get(MODEL_CALL_CAPTURE_DIR_KEY_NAME))
+        except ValueError as error:
+            problems = [str(each["msg"]) for each in getattr(error, "errors", list)()]
+            raise CaptureConfigError("; ".join(problems).replace("Value error, ", "") or str(error)) from None
+
+
+class CaptureConfigError(ConfigError, ValueError):
+    """Calls are to be captured, and nobody says where to, or in words that mean several places."""
+
+
+class CaptureStore:
+    """A folder of captured calls."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root)
+        self._start = f"{self._root}{os.sep}"
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self._root
+
+    def path_for(self, rollout_id: str) -> Path:
+        """Where the calls of a rollout are.
+
+        Raises:
+            ValueError: no file can have such a name.
+        """
+        return self._root / f"{_fit(rollout_id)}{_SUFFIX}"
+
+    def incomplete_path_for(self, rollout_id: str) -> Path:
+        """What is there if a call of a rollout is missing."""
+        return self._root / f"{_fit(rollout_id)}{_INCOMPLETE_SUFFIX}"
+
+    def mark_incomplete(self, rollout_id: str) -> None:
+        """Say that a call is missing."""
+        self.incomplete_path_for(rollout_id).touch()
+
+    def is_incomplete(self, rollout_id: str) -> bool:
+        """Whether a call is missing."""
+        return os.path.exists(f"{self._start}{_fit(rollout_id)}{_INCOMPLETE_SUFFIX}")  # noqa: PTH110 - cheaper
+
+    def record(self, rollout_id: str, exchange: Mapping[str, Any]) -> None:
+        """Add a call."""
+        self.append(rollout_id, orjson.dumps(exchange, default=repr))
+
+    def append(self, rollout_id: str, line: bytes) -> None:
+        """Add a call that is JSON already, on one line."""
+        path = f"{self._start}{_fit(rollout_id)}{_SUFFIX}"
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            left = line + b"\n"
+            while left:
+                left = left[os.write(file, left) :]
+        finally:
+            os.close(file)
+
+    def read(self, rollout_id: str) -> list[dict[str, Any]]:
+        """The calls of a rollout.
+
+        Raises:
+            ValueError: a line is damaged.
+        """
+        calls, invalid = self.read_available(rollout_id)
+        if invalid:
+            raise ValueError(f"{self.path_for(rollout_id)}: {invalid} damaged lines")
+        return [call for _, call in calls]
+
+    def read_available(self, rollout_id: str) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+        """The calls that can be read, each with the number of its line, and how many cannot."""
+        try:
+            with open(f"{self._start}{_fit(rollout_id)}{_SUFFIX}", "rb", 0) as file:  # noqa: PTH123 - cheaper
+                content = file.read()
+        except FileNotFoundError:
+            return [], 0
+        calls: list[tuple[int, dict[str, Any]]] = []
+        lines = [line for line in content.split(b"\n") if line]
+        for number, line in enumerate(lines):
+            with contextlib.suppress(ValueError):
+                call = parse(line)
+                if isinstance(call, dict):
+                    calls.append((number, call))
+        return calls, len(lines) - len(calls)
+
+    def clear(self, rollout_id: str) -> None:
+        """Forget a rollout."""
+        for suffix in (_SUFFIX, _INCOMPLETE_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._start}{_fit(rollout_id)}{suffix}")  # noqa: PTH108 - cheaper
+
+
+def _fit(rollout_id: str) -> str:
+    if not _FIT_ID.fullmatch(rollout_id):
+        raise ValueError(f"Invalid rollout id {rollout_id!r}: letters, digits, `.`, `_` and `-` are allowed")
+    return rollout_id
+
+
+def make_capture_store(config: ModelCallCaptureConfig) -> CaptureStore | None:
+    """The store that a config asks for; None if it asks for none, or the folder cannot be made."""
+    if not config.observability_enabled or config.model_call_capture_dir is None:
+        return None
+    folder = config.model_call_capture_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("model calls are not captured: %s cannot be made (%s)", folder, error)
+        return None
+    return CaptureStore(folder)
+
+
+def model_call_capture_dirs_from_config(global_config_dict: Any) -> list[Path]:
+    """The folders in which the model servers of a run capture their calls."""
+    folder = ModelCallCaptureConfig.of(global_config_dict).model_call_capture_dir
+    return [] if folder is None else [folder]
+
+
+def clear_model_call_captures_for_rollouts(records: Iterable[Any], capture_dirs: Iterable[Path]) -> None:
+    """Forget what earlier runs have captured of rollouts that are to be made; what cannot be is said in the log."""
+    stores = [CaptureStore(folder) for folder in capture_dirs]
+    for record in records:
+        try:
+            rollout_id = maybe_rollout_id_from_run_body(record)
+            for store in stores if rollout_id is not None else ():
+                store.clear(str(rollout_id))
+        except (OSError, ValueError) as error:
+            logger.warning("what was captured of a rollout before cannot be cleared: %s", error)

@@ -1,0 +1,311 @@
+"""Capturing model calls at the server that answers them: what was asked, what was said, how long it took.
+
+Only calls that name a rollout are captured, and only while a run asks for it (`observability_enabled`). Callers notice
+nothing: answers pass unchanged, streams as they come. Only what ends an answer waits until the call is written down.
+What cannot be captured is a mark in the store, never an error.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from http import HTTPStatus
+from secrets import token_hex
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.http.request import json_bytes
+from nemo_gym.http.transports.memory import Answer
+from nemo_gym.keys import MODEL_PATHS, MODELS_TYPE
+from nemo_gym.observability.calls import category_of_status
+from nemo_gym.observability.store import CaptureStore, ModelCallCaptureConfig, make_capture_store
+from nemo_gym.observability.streams import may_end, rebuilt
+from nemo_gym.rollout_correlation import rollout_of_caller
+from nemo_gym.servers.routes import DirectCall
+
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM = b"text/event-stream"
+_ENDINGS = {"error": "upstream_error", "incomplete": "incomplete", "complete": None, None: "stream_truncated"}
+_LONGEST_MARK = 64
+"""Bytes of a chunk that are looked at again with the next one, should what ends a stream be cut in two."""
+
+
+class _Call:
+    """A model call under way."""
+
+    __slots__ = ("began_s", "dialect", "first_s", "is_kept", "is_read", "request", "rollout_id", "started_at")
+
+    def __init__(self, rollout_id: str, dialect: str, request: bytes) -> None:
+        self.rollout_id = rollout_id
+        self.dialect = dialect
+        self.request = request
+        self.started_at = time.time()
+        self.began_s = time.perf_counter()
+        self.first_s: float | None = None
+        """When the first bytes of a stream went out."""
+        self.is_kept = False
+        self.is_read = False
+        """Whether an endpoint has read the request as the JSON object that it is."""
+
+
+class ModelCallCapture:
+    """Writes down the calls of one model server."""
+
+    def __init__(self, store: CaptureStore, model_server_name: str | None) -> None:
+        self._store = store
+        ref = None if model_server_name is None else {"type": MODELS_TYPE, "name": model_server_name}
+        self._model_ref = orjson.dumps(ref)
+        self._has_failed = False
+
+    def wants(self, path: str) -> str | None:
+        """The dialect of a call that is to be captured: it is one of a model, and names its rollout."""
+        return MODEL_PATHS.get(path) if rollout_of_caller() is not None else None
+
+    async def answered(
+        self, call: DirectCall, scope: Scope, body: bytes, receive: Receive, content: Any
+    ) -> Answer | Response:
+        """What an endpoint answers that was found on the short way, captured."""
+        dialect = self.wants(scope["path"])
+        if dialect is None:
+            return await call.answer(scope, body, receive, content)
+        under_way = _Call(rollout_of_caller() or "", dialect, json_bytes(content) if content is not None else body)
+        try:
+            answer = await call.answer(scope, body, receive, content)
+        except BaseException as error:
+            self.failed(under_way, error)
+            raise
+        if isinstance(answer, Answer):
+            under_way.is_read = answer.status == HTTPStatus.OK
+            self.keep(under_way, answer.status, answer.body, is_object=answer.content is not None)
+        elif isinstance(getattr(answer, "body", None), bytes):
+            self.keep(under_way, answer.status_code, bytes(answer.body))
+        else:
+            return _Following(answer, self, under_way)
+        return answer
+
+    def keep(
+        self,
+        call: _Call,
+        status: int,
+        body: bytes,
+        *,
+        is_object: bool = False,
+        is_stream: bool = False,
+        is_over: bool = True,
+    ) -> None:
+        """Write a call down, with the answer it got; `is_object` says that this is known to be a JSON object."""
+        category = category_of_status(status)
+        response, raw = _as_object(body, is_known=is_object), b""
+        if is_stream:
+            streamed = rebuilt(call.dialect, body)
+            response = None if streamed.response is None else orjson.dumps(streamed.response)
+            raw, category = body, category or (_ENDINGS[streamed.ending] if is_over else "stream_truncated")
+        elif response is None and body:
+            raw, category = body, category or "capture_parse_error"
+        self._write(call, status, category, response, raw)
+
+    def failed(self, call: _Call, error: BaseException) -> None:
+        """Write down a call that got no answer."""
+        status = _status_of(error)
+        category = (category_of_status(status) if status is not None else None) or _category_of(error)
+        content = getattr(error, "response_content", None)
+        raw = content if isinstance(content, bytes) and content else f"{type(error).__name__}: {error}".encode()
+        self._write(call, status, category, None, raw)
+
+    def _write(self, call: _Call, status: int | None, category: str | None, response: bytes | None, raw: bytes) -> None:
+        call.is_kept = True
+        took_s = time.perf_counter() - call.began_s
+        ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
+        request = _as_object(call.request, is_known=call.is_read)
+        line = (
+            b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
+            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
+        ) % (
+            token_hex(16).encode(),
+            call.dialect.encode(),
+            self._model_ref,
+            call.started_at,
+            call.started_at + took_s,
+            took_s * 1000,
+            ttft,
+            b"null" if status is None else b"%d" % status,
+            b"null" if category is None else b'"%b"' % category.encode(),
+            b"null" if request is None else request,
+            b"null" if response is None else response,
+        )
+        if request is None:
+            line += b',"request_raw":' + _as_text(call.request)
+        if raw:
+            line += b',"response_raw":' + _as_text(raw)
+        try:
+            self._store.append(call.rollout_id, line + b"}")
+        except (OSError, ValueError) as error:
+            self._tell(error)
+            with suppress(OSError, ValueError):
+                self._store.mark_incomplete(call.rollout_id)
+
+    def _tell(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning("a model call could not be captured, nor may others like it: %s", error)
+
+
+def _as_object(body: bytes, *, is_known: bool = False) -> bytes | None:
+    """The JSON object that a body is, on one line; None for anything else."""
+    if not body.startswith(b"{"):
+        body = body.strip()
+    if not body.startswith(b"{"):
+        return None
+    if not is_known:
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+    return body.replace(b"\n", b" ").replace(b"\r", b" ")  # between values: inside of texts they are escaped
+
+
+def _as_text(body: bytes) -> bytes:
+    return orjson.dumps(body.decode(errors="replace"))
+
+
+def _status_of(error: BaseException) -> int | None:
+    if isinstance(error, RequestValidationError):
+        return int(HTTPStatus.UNPROCESSABLE_ENTITY)
+    told = (
+        getattr(error, "error_status", None),
+        getattr(error, "status", None),
+        getattr(error, "status_code", None),
+        getattr(getattr(error, "response", None), "status_code", None),
+    )
+    return next((status for status in told if type(status) is int), None)
+
+
+def _category_of(error: BaseException) -> str:
+    name = type(error).__name__.lower()
+    if isinstance(error, TimeoutError | asyncio.TimeoutError) or "timeout" in name:
+        return "timeout"
+    return "connection" if "conn" in name else "exception"
+
+
+class _Following(Response):
+    """An answer that sends itself, such as a stream, followed while it does."""
+
+    def __init__(self, answer: Response, capture: ModelCallCapture, call: _Call) -> None:
+        self._answer, self._capture, self._call = answer, capture, call
+        self.background = None
+        self.status_code = answer.status_code
+
+    @property
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        return self._answer.raw_headers
+
+    @raw_headers.setter
+    def raw_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._answer.raw_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = _Watch(self._capture, self._call, send)
+        await watch.over(self._answer(scope, receive, watch.send))
+
+
+class _Watch:
+    """Looks at what an app sends, and has the call written down before the end of it is sent."""
+
+    def __init__(self, capture: ModelCallCapture, call: _Call, send: Send) -> None:
+        self._capture, self._call, self._send = capture, call, send
+        self._status = int(HTTPStatus.OK)
+        self._is_stream = False
+        self._chunks: list[bytes] = []
+        self._start: Message | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._is_stream = _is_event_stream(message.get("headers", ()))
+            if not self._is_stream:
+                self._start = message  # a caller may make do with the status, so that waits, too
+                return
+        elif message["type"] == "http.response.body" and not self._call.is_kept:
+            self._note(message.get("body", b""), is_last=not message.get("more_body", False))
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(start)
+        await self._send(message)
+
+    def _note(self, chunk: bytes, *, is_last: bool) -> None:
+        before = self._chunks[-1][-_LONGEST_MARK:] if self._chunks else b""
+        self._chunks.append(bytes(chunk))
+        if self._is_stream:
+            if chunk and self._call.first_s is None:
+                self._call.first_s = time.perf_counter()
+            if not is_last and may_end(self._call.dialect, before + chunk):
+                ending = rebuilt(self._call.dialect, b"".join(self._chunks)).ending
+                is_last = ending is not None
+        if is_last:
+            self._capture.keep(self._call, self._status, b"".join(self._chunks), is_stream=self._is_stream)
+
+    async def over(self, work: Any) -> None:
+        """Wait for the app; a call whose answer broke off is written down, too."""
+        try:
+            await work
+        except BaseException as error:
+            if not self._call.is_kept:
+                if self._chunks and self._is_stream:
+                    whole = b"".join(self._chunks)
+                    self._capture.keep(self._call, self._status, whole, is_stream=True, is_over=False)
+                else:
+                    self._capture.failed(self._call, error)
+            raise
+
+
+def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
+
+
+class ModelCallCaptureMiddleware:
+    """Captures the calls of a model server that the framework serves."""
+
+    def __init__(self, app: ASGIApp, capture: ModelCallCapture) -> None:
+        self.app = app
+        self.capture = capture
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        dialect = self.capture.wants(scope["path"]) if scope["type"] == "http" else None
+        if dialect is None:
+            await self.app(scope, receive, send)
+            return
+        call = _Call(rollout_of_caller() or "", dialect, b"")
+
+        async def noting_receive() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                call.request += message.get("body", b"")
+            return message
+
+        watch = _Watch(self.capture, call, send)
+        await watch.over(self.app(scope, noting_receive, watch.send))
+
+
+def install_model_call_capture(
+    app: FastAPI,
+    config: ModelCallCaptureConfig,
+    *,
+    model_server_name: str | None = None,
+    global_config_dict: Any = None,
+) -> None:
+    """Have the model calls that `app` answers captured, if `config` says so, or else the config of the run."""
+    if not config.observability_enabled and global_config_dict is not None:
+        config = ModelCallCaptureConfig.of(global_config_dict)
+    store = make_capture_store(config)
+    if store is not None:
+        capture = ModelCallCapture(store, model_server_name)
+        app.user_middleware.append(Middleware(ModelCallCaptureMiddleware, capture=capture))

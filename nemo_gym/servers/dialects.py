@@ -1,0 +1,221 @@
+"""How a model server answers in every dialect, streamed or not, from the handlers that its author wrote.
+
+An author writes `responses`, `chat_completions` or both. The routes of these two take the short way to them; a body
+that does not fit, because it asks for a stream, comes here. `/v1/messages` always does. Whatever is asked, and however,
+one of two handlers answers (`handler_of`): what is done around a model call is done there. A stream is the whole answer
+told in events.
+"""
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import orjson
+from fastapi import Body, FastAPI, Request
+from fastapi.dependencies.utils import get_typed_signature
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ValidationError
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+
+from nemo_gym.dialects.anthropic import AnthropicDialect, error_body
+from nemo_gym.dialects.base import UnusableRequestError
+from nemo_gym.dialects.chat import ChatDialect, chunks_of, sanitize_streaming_chat_body
+from nemo_gym.dialects.responses import (
+    invalid,
+    sanitize_streaming_responses_body,
+    synthesize_responses_failure_sse,
+    synthesize_responses_sse,
+    validate_streaming_responses_params,
+)
+from nemo_gym.http.errors import readable
+from nemo_gym.http.transports.memory import Answer
+from nemo_gym.keys import MODEL_PATHS
+from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion, NeMoGymChatCompletionCreateParamsNonStreaming
+from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.servers.routes import DirectCall, models_of, to_json
+
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM = "text/event-stream"
+_HANDLERS = ("responses", "chat_completions")
+
+
+class SpeaksDialects:
+    """The part of a model server that understands all dialects.
+
+    A class that defines only one of the two handlers gets the other: the same model, asked in the other API.
+    """
+
+    _converter_of_dialects: ClassVar[ChatDialect] = ChatDialect()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Complete a class that answers in one API only."""
+        super().__init_subclass__(**kwargs)
+        written = [name for name in _HANDLERS if not getattr(getattr(cls, name), "__isabstractmethod__", False)]
+        if written == ["responses"]:
+            cls.chat_completions = _chat_from_responses  # type: ignore[attr-defined]
+        elif written == ["chat_completions"]:
+            cls.responses = _responses_from_chat  # type: ignore[attr-defined]
+
+    def handler_of(self, dialect: str) -> Callable[..., Any]:
+        """What answers `responses` or `chat` requests; every model call, however it was asked for, passes it."""
+        raise NotImplementedError
+
+    async def _invoke_responses(self, params: NeMoGymResponseCreateParamsNonStreaming, request: Request) -> Any:
+        return await _called(self.handler_of("responses"), params, request)
+
+    async def _invoke_chat_completions(
+        self, params: NeMoGymChatCompletionCreateParamsNonStreaming, request: Request
+    ) -> Any:
+        return await _called(self.handler_of("chat"), params, request)
+
+    def add_dialect_routes(self, app: FastAPI) -> None:
+        """Let `app` answer in every dialect."""
+        dispatchers = {"responses": self.responses_dispatch, "chat": self.chat_completions_dispatch}
+        for path, dialect in MODEL_PATHS.items():
+            if dialect not in dispatchers:
+                app.post(path)(self.messages)
+                continue
+            handler, dispatch = self.handler_of(dialect), dispatchers[dialect]
+            app.post(path)(handler)
+            call = getattr(app.router.routes[-1], "app", None)
+            if isinstance(call, DirectCall):
+                call.otherwise = functools.partial(_streamed, dispatch)
+            elif _takes_only_body_and_request(handler):
+                app.router.routes.pop()
+                app.post(path)(dispatch)
+
+    async def responses_dispatch(self, request: Request, body: dict[str, Any] = Body()) -> Any:
+        """Answer a Responses request, as a stream if it says so."""
+        if not body.get("stream"):
+            params = _validated(NeMoGymResponseCreateParamsNonStreaming, body)
+            return await self._invoke_responses(params, request)
+        clean, names = sanitize_streaming_responses_body(body)
+        asked = validate_streaming_responses_params(clean)
+        try:
+            answer = _as_object(await self._invoke_responses(asked, request))
+        except Exception as error:  # noqa: BLE001 - clients that stream are told of failures in the stream
+            logger.warning("/v1/responses: a streamed answer failed: %r", error)
+            return _events(synthesize_responses_failure_sse(_words(error)))
+        if isinstance(answer, Response):
+            return answer
+        return _events(synthesize_responses_sse(answer, names))
+
+    async def chat_completions_dispatch(self, request: Request, body: dict[str, Any] = Body()) -> Any:
+        """Answer a Chat Completions request, as a stream if it says so."""
+        if body.get("stream") is not True:
+            params = _validated(NeMoGymChatCompletionCreateParamsNonStreaming, body)
+            return await self._invoke_chat_completions(params, request)
+        clean, include_usage = sanitize_streaming_chat_body(body)
+        asked = _validated(NeMoGymChatCompletionCreateParamsNonStreaming, clean)
+        answer = _as_object(await self._invoke_chat_completions(asked, request))
+        return answer if isinstance(answer, Response) else _events(chunks_of(answer, include_usage=include_usage))
+
+    async def messages(self, request: Request, body: dict[str, Any] = Body()) -> Any:
+        """Answer a request of the Anthropic Messages API, as a stream if it says so."""
+        dialect = AnthropicDialect()
+        try:
+            params = dialect.request_from(body)
+            answer = _as_object(await self._invoke_responses(params, request))
+        except UnusableRequestError as error:
+            return _json(error_body(str(error)), HTTPStatus.BAD_REQUEST)
+        if isinstance(answer, Response):
+            return answer
+        message = dialect.response_to(answer, body.get("model"))
+        return _events(dialect.events_of(message)) if body.get("stream") else _json(message)
+
+
+async def _responses_from_chat(
+    self: Any, request: Request, body: NeMoGymResponseCreateParamsNonStreaming = Body()
+) -> NeMoGymResponse:
+    """Answer a Responses request by asking for the same as a chat."""
+    dialect = self._converter_of_dialects
+    params = NeMoGymChatCompletionCreateParamsNonStreaming.model_construct(**dialect.request_to(body))
+    completion = await _called(self.chat_completions, params, request)
+    if not isinstance(completion, NeMoGymChatCompletion):
+        completion = NeMoGymChatCompletion.model_validate(completion)
+    answer: NeMoGymResponse = dialect.response_from(body, completion)
+    return answer
+
+
+async def _chat_from_responses(
+    self: Any, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+) -> NeMoGymChatCompletion:
+    """Answer a Chat Completions request by asking for the same as a response."""
+    dialect = self._converter_of_dialects
+    params = dialect.request_from(body.model_dump(exclude_unset=True))
+    response = await _called(self.responses, params, request)
+    fields = response if isinstance(response, dict) else orjson.loads(to_json(response))
+    return NeMoGymChatCompletion.model_validate(dialect.response_to(fields))
+
+
+async def _called(handler: Callable[..., Any], params: BaseModel, request: Request) -> Any:
+    """What a handler says, which may take the request, too, and may be no coroutine."""
+    taken = get_typed_signature(handler).parameters
+    body_name = next((name for name in models_of(handler) if name != "return"), "body")
+    arguments: dict[str, Any] = {body_name: params}
+    arguments |= {name: request for name, given in taken.items() if given.annotation is Request or name == "request"}
+    if is_async_callable(handler):
+        return await handler(**arguments)
+    return await run_in_threadpool(handler, **arguments)
+
+
+def _takes_only_body_and_request(handler: Callable[..., Any]) -> bool:
+    given = get_typed_signature(handler).parameters.values()
+    kinds = [each.annotation for each in given]
+    return all(isinstance(kind, type) and issubclass(kind, BaseModel | Request) for kind in kinds)
+
+
+async def _streamed(
+    dispatch: Callable[[Request, dict[str, Any]], Awaitable[Any]], request: Request
+) -> Response | Answer | None:
+    """The stream that a request asks for; None if it asks for none."""
+    try:
+        body = orjson.loads(await request.body())
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(body, dict) or not body.get("stream"):
+        return None
+    answer: Response = await dispatch(request, body)
+    return answer
+
+
+def _validated(model: type[BaseModel], body: dict[str, Any]) -> Any:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+def _as_object(result: Any) -> Any:
+    """A handler's result as JSON has it; a response of its own that is no JSON object as it is."""
+    if isinstance(result, dict):
+        return result
+    if isinstance(result, Answer):
+        return orjson.loads(result.body)
+    if isinstance(result, Response):
+        body = getattr(result, "body", None)
+        if result.status_code != HTTPStatus.OK or not isinstance(body, bytes):
+            return result
+        return orjson.loads(body)
+    return orjson.loads(to_json(result))
+
+
+def _words(error: Exception) -> str:
+    content = getattr(error, "response_content", None)
+    return readable(content) if isinstance(content, bytes) and content else str(error) or type(error).__name__
+
+
+def _json(content: dict[str, Any], status: int = HTTPStatus.OK) -> Response:
+    return Response(to_json(content), status, media_type="application/json")
+
+
+def _events(lines: Iterable[str]) -> StreamingResponse:
+    async def sent() -> AsyncIterator[str]:
+        for line in lines:
+            yield line
+
+    return StreamingResponse(sent(), media_type=_EVENT_STREAM, headers={"Cache-Control": "no-cache"})

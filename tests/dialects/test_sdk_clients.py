@@ -1,0 +1,237 @@
+"""The official SDKs against running servers whose authors know one API, or both: all dialects, streamed or not."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+SERVER = Path(__file__).with_name("speaking_server.py")
+WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL: Any = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": False}
+CHAT_TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+MESSAGES_TOOL: Any = {"name": "weather", "description": "Tells it", "input_schema": WEATHER}
+
+
+@contextmanager
+def speaking(kind: str, *options: str) -> Iterator[str]:
+    command = [sys.executable, str(SERVER), kind, *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+
+
+@pytest.fixture(scope="module", params=["responses", "chat", "both"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with speaking(request.param) as address:
+        yield address
+
+
+@pytest.fixture
+def openai_sdk(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/ng-rollout/3-1/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_sdk(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=f"{url}/ng-rollout/3-1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_responses_are_answered_whole_and_as_a_stream(openai_sdk: openai.OpenAI) -> None:
+    whole = openai_sdk.responses.create(model="m", input="hi")
+    assert whole.output_text == "You said: hi"
+
+    with openai_sdk.responses.stream(model="m", input="hi", instructions="Be brief") as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+
+    assert final.output_text == "You said: hi"
+    assert final.usage is not None
+    assert final.usage.total_tokens == 18
+    kinds = [event.type for event in events]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.done") == 2
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "You said: hi"
+    assert [event.sequence_number for event in events] == sorted({event.sequence_number for event in events})
+
+
+def test_responses_call_tools_in_a_stream(openai_sdk: openai.OpenAI) -> None:
+    stream = openai_sdk.responses.create(model="m", input="hi", tools=[TOOL], stream=True)
+    done = [event.item for event in stream if event.type == "response.output_item.done"]
+
+    (call,) = [item for item in done if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo"})
+    replayed: Any = [
+        {"role": "user", "content": "hi"},
+        *(item.model_dump(exclude_none=True) for item in done),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
+    ]
+    answer = openai_sdk.responses.create(model="m", input=replayed, tools=[TOOL])
+    assert answer.output_text == "You said: rain"
+
+
+def test_a_response_that_was_cut_off_ends_its_stream_as_incomplete(openai_sdk: openai.OpenAI) -> None:
+    events = list(openai_sdk.responses.create(model="m", input="hi", max_output_tokens=1, stream=True))
+    assert events[-1].type == "response.incomplete"
+
+
+def test_a_failure_is_told_within_a_stream_of_responses_and_by_status_elsewhere(
+    openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
+) -> None:
+    *_, last = openai_sdk.responses.create(model="m", input="fail", stream=True)
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert "slow down" in last.response.error.message
+
+    messages: Any = [{"role": "user", "content": "fail"}]
+    with pytest.raises(openai.RateLimitError) as of_chat:
+        openai_sdk.chat.completions.create(model="m", messages=messages, stream=True)
+    with pytest.raises(openai.RateLimitError) as of_response:
+        openai_sdk.responses.create(model="m", input="fail")
+    with pytest.raises(anthropic.RateLimitError) as of_message:
+        anthropic_sdk.messages.create(model="m", max_tokens=100, messages=messages)
+    for refused in (of_chat, of_response, of_message):
+        assert "slow down" in refused.value.response.text
+
+
+def test_chats_are_answered_whole_and_as_a_stream(openai_sdk: openai.OpenAI) -> None:
+    messages: Any = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "hi"}]
+    whole = openai_sdk.chat.completions.create(model="m", messages=messages)
+    assert whole.choices[0].message.content == "You said: hi"
+    assert whole.choices[0].finish_reason == "stop"
+
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(openai_sdk.chat.completions.create(model="m", messages=messages, **options))
+
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "You said: hi"
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Let me see."
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 18
+
+
+def test_chats_call_tools_in_a_stream(openai_sdk: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    with openai_sdk.chat.completions.stream(model="m", messages=messages, tools=[CHAT_TOOL]) as stream:
+        completion = stream.get_final_completion()
+
+    choice = completion.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    called: Any = choice.message.tool_calls[0]
+    assert (called.id, called.function.name, called.function.arguments) == ("call_1", "weather", '{"city": "Oslo"}')
+    messages += [
+        {"role": "assistant", "tool_calls": [called.model_dump(exclude={"function": {"parsed_arguments"}})]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    again = openai_sdk.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
+    assert again.choices[0].message.content == "You said: rain"
+
+
+def test_messages_are_answered_whole_and_as_a_stream(anthropic_sdk: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "claude", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}], "system": "S"}
+    whole = anthropic_sdk.messages.create(**asked)
+    with anthropic_sdk.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        streamed = stream.get_final_message()
+
+    assert text == "You said: hi"
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["thinking", "text"]
+        assert message.content[-1].text == "You said: hi"  # type: ignore[union-attr]
+        assert (message.model, message.stop_reason) == ("claude", "end_turn")
+        assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 7)
+
+
+def test_messages_call_tools_and_hear_what_they_say(anthropic_sdk: anthropic.Anthropic) -> None:
+    conversation: Any = [{"role": "user", "content": "hi"}]
+    settings: Any = {"model": "claude", "max_tokens": 100, "tools": [MESSAGES_TOOL], "tool_choice": {"type": "any"}}
+    with anthropic_sdk.messages.stream(**settings, messages=conversation) as stream:
+        asked = stream.get_final_message()
+
+    assert asked.stop_reason == "tool_use"
+    (call,) = [block for block in asked.content if block.type == "tool_use"]
+    assert (call.name, call.input) == ("weather", {"city": "Oslo"})
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "rain"}]}
+    conversation += [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+    answer = anthropic_sdk.messages.create(**settings, messages=conversation)
+    assert answer.content[-1].text == "You said: rain"
+
+
+def test_a_message_that_was_cut_off_says_so(anthropic_sdk: anthropic.Anthropic) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    assert anthropic_sdk.messages.create(model="m", max_tokens=1, messages=messages).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([{"type": "search_result", "source": "x", "title": "t", "content": []}], "search_result"),
+        ([{"type": "image", "source": {"type": "base64", "media_type": "image/tiff", "data": ""}}], "image/tiff"),
+        (7, "text or a list of blocks"),
+    ],
+)
+def test_what_has_no_form_is_refused_in_the_words_of_the_messages_api(
+    anthropic_sdk: anthropic.Anthropic, content: Any, words: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=words) as refused:
+        anthropic_sdk.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": content}])
+    assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+def test_a_body_that_is_wrong_is_refused_as_ever(openai_sdk: openai.OpenAI) -> None:
+    wrong_input: Any = [{"type": "nonsense"}]
+    with pytest.raises(openai.UnprocessableEntityError):
+        openai_sdk.responses.create(model="m", input=wrong_input)
+    wrong_messages: Any = "hi"
+    with pytest.raises(openai.UnprocessableEntityError):
+        openai_sdk.chat.completions.create(model="m", messages=wrong_messages, stream=True)
+
+
+def test_a_call_whose_arguments_are_no_json_reaches_the_harness_and_comes_back() -> None:
+    with (
+        speaking("responses") as url,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        conversation: Any = [{"role": "user", "content": "babble"}]
+        settings: Any = {"model": "m", "max_tokens": 9, "tools": [MESSAGES_TOOL]}
+        asked = client.messages.create(**settings, messages=conversation)
+        (call,) = [block for block in asked.content if block.type == "tool_use"]
+        assert call.input == {"_raw": "not JSON"}
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "no such city", "is_error": True}
+        conversation += [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+        assert client.messages.create(**settings, messages=conversation).content[-1].text == "You said: no such city"
+
+
+def test_a_client_with_namespaces_and_items_of_its_own_is_understood() -> None:
+    space: Any = {"type": "namespace", "name": "crm", "tools": [TOOL]}
+    items: Any = [
+        {"role": "developer", "content": "Be brief"},
+        {"type": "additional_tools", "tools": [{**TOOL, "name": "more"}]},
+        {"type": "unheard_of", "secret": 1},
+        {"role": "user", "content": "hi"},
+    ]
+    with speaking("responses") as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        more: Any = {"client_metadata": {"x": 1}}
+        events = list(client.responses.create(model="m", input=items, tools=[space], stream=True, extra_body=more))
+
+    assert events[-1].type == "response.completed"
+    response = events[-1].response
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    assert call.name == "weather"
+    assert call.model_dump()["namespace"] == "crm"
+    assert response.instructions == "Be brief"
