@@ -194,8 +194,10 @@ class RunHelper:
             finally:
                 self._fleet = None
                 self._stop_head()
-                self._reap_sandboxes()
-                self._clean_up()
+                try:
+                    self._reap_sandboxes()
+                finally:
+                    self._clean_up()
         if fleet is not None:
             logger.info("NeMo Gym finished!")
 

@@ -25,17 +25,19 @@ from nemo_gym.sandbox.providers.local import provider as local
 from tests.sandbox.test_docker import alive, until
 
 
-def _is_offered() -> str:
-    """Empty where local sandboxes can be had."""
+@pytest.fixture(scope="session")
+def isolation() -> None:
+    """Skips where there are no local sandboxes, and says why."""
     try:
-        asyncio.run(AsyncSandbox({"local": {}}).start())
+        in_sandbox(_nothing)
     except SandboxUnavailableError as error:
-        return str(error)
-    return ""
+        pytest.skip(str(error))
 
 
-WHY_NOT = _is_offered()
-needs_isolation = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+async def _nothing(sandbox: AsyncSandbox) -> None: ...
+
+
+needs_isolation = pytest.mark.usefixtures("isolation")
 Use = Callable[[AsyncSandbox], Awaitable[None]]
 
 

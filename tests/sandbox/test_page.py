@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tests.guides import walk
 from tests.sandbox.stand_ins import StandIn, docker
-from tests.sandbox.test_local import needs_isolation
+from tests.sandbox.test_local import isolation, needs_isolation
 
-__all__ = ["docker"]
+__all__ = ["docker", "isolation"]
 
 
 @needs_isolation

@@ -1,5 +1,6 @@
 """Containers never outlive their run, whichever way it ends: an agent of somebody else, and a stand-in for Docker."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.programs import Program, run_program
@@ -173,3 +175,21 @@ def test_what_docker_did_not_let_go_of_is_named(run: Program, folder: Path, dock
     (docker.state / "down").unlink()
     for name in docker.containers():
         docker.run("rm", "-f", name)
+
+
+def test_what_a_run_left_whose_launcher_and_warden_were_killed_goes_at_the_next_start(
+    run: Program, folder: Path, docker: StandIn, wait_for: Wait
+) -> None:
+    asking = begin(run, folder, wait_for)
+    launcher = psutil.Process(run.pid)
+    for process in [launcher, *launcher.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    run.wait()
+    asking.kill()
+    asking.wait()
+    assert len(docker.containers()) == 1
+
+    again = run_program("ng_run", "+config_paths=[config.yaml]", "+dry_run=true", folder=folder)
+    assert again.returncode == 0, again.stderr
+    wait_for(lambda: docker.containers() == {})
