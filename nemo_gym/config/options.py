@@ -107,11 +107,18 @@ def _field_docstrings(config_class: type[BaseModel]) -> dict[str, str]:
     return docstrings
 
 
+_WITHIN_A_BLOCK = (" ", "\n", "#", ")")
+"""How lines begin that do not end the definition before them."""
+
+
 def _definition_of(file: str, name: str) -> ast.ClassDef | None:
     """The definition of a class, of which only its own lines are parsed where they can be told from the others."""
-    found = re.search(rf"^class {re.escape(name)}\b.*?(?=^[^\s#)]|\Z)", _source_of(file), re.MULTILINE | re.DOTALL)
+    source = _source_of(file)
+    start = end = source.find(f"\nclass {name}(") + 1
+    while start and (end := source.find("\n", end) + 1) and source[end : end + 1] in _WITHIN_A_BLOCK:
+        pass
     try:
-        tree = ast.parse(found[0] if found else "")
+        tree = ast.parse(source[start : end or None] if start else "")
     except (SyntaxError, ValueError):  # a text in it that starts at the margin
         tree = ast.Module([], [])
     alone = tree.body[0] if tree.body else None
