@@ -16,6 +16,7 @@ from nemo_gym.collect.budget import Budget
 from nemo_gym.collect.control import RunControl
 from nemo_gym.collect.dispatch import Dispatch, DispatchSettings, Post
 from nemo_gym.collect.failures import Attempt, RetryPauses
+from nemo_gym.collect.line import SCORING
 from nemo_gym.collect.metrics import (
     AgentMetrics,
     AgentRecords,
@@ -232,6 +233,8 @@ def _progress_of(plan: Plan, dispatch: Dispatch, servers: ServerWatch | None, su
         notice=notice,
         meter=summary.meter,
     )
+    if dispatch.settings.path != DispatchSettings.path:  # stored responses are only scored
+        progress.title = SCORING
     not_needed = count_of(plan.not_needed)
     progress.not_needed = lambda: not_needed + dispatch.left_out
     return progress

@@ -92,7 +92,7 @@ def status_of(output: Path, progress: Progress, *, is_paused: bool, stopped: Sto
 def line_of(progress: Progress) -> Answer:
     """The living line of a run, for whoever shows it elsewhere."""
     snapshot = progress.snapshot()
-    return {"done": snapshot.done, "total": snapshot.total, "tail": snapshot.tail}
+    return {"done": snapshot.done, "total": snapshot.total, "tail": snapshot.tail, "title": snapshot.title}
 
 
 def checked_values(values: Any, settable: frozenset[str], config: RolloutCollectionConfig) -> RolloutCollectionConfig:

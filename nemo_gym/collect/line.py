@@ -1,7 +1,7 @@
 """The living line of a run: one bar on a terminal, and a line now and then anywhere else.
 
-Both begin with `Collecting rollouts:` and the percentage, which reaches 100 only when all is done. Whoever makes the
-rollouts shows it, and whoever watches from another terminal.
+Both begin with what is being done (`Collecting rollouts:`) and the percentage, which reaches 100 only when all is done.
+Whoever makes the rollouts shows it, and whoever watches from another terminal.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from nemo_gym.process_inputs import is_dumb_terminal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_TITLE = "Collecting rollouts"
-_BAR_FORMAT = _TITLE + ": {whole_percent:3d}%|{bar}| {tail}"
-_COUNT_FORMAT = _TITLE + ": {tail}"
+COLLECTING, SCORING = "Collecting rollouts", "Scoring rollouts"
+_BAR_FORMAT = "{desc}: {whole_percent:3d}%|{bar}| {tail}"
+_COUNT_FORMAT = "{desc}: {tail}"
 _ROWS = 20
 """tqdm hides bars on terminals that say they have no rows, as some do."""
 
@@ -32,6 +32,8 @@ class Snapshot(NamedTuple):
     """None when nobody knows."""
     tail: str
     """Everything behind the bar, made of printable characters."""
+    title: str = COLLECTING
+    """What is being done."""
 
     @property
     def whole_percent(self) -> int:
@@ -69,7 +71,7 @@ class LinesView:
     def show(self, snapshot: Snapshot) -> None:
         """Write the line."""
         percent = "" if snapshot.total is None else f" {snapshot.whole_percent:3d}%"
-        self.write(f"{_TITLE}:{percent} {snapshot.tail}")
+        self.write(f"{snapshot.title}:{percent} {snapshot.tail}")
 
     def write(self, text: str) -> None:
         """Write any line."""
@@ -156,7 +158,7 @@ def _make_bar(stream: TextIO, first: Snapshot) -> "tqdm[Any]":
     return Bar(
         total=first.total,
         initial=first.done,
-        desc=_TITLE,
+        desc=first.title,
         file=stream,
         ncols=_columns(stream),
         nrows=_ROWS,

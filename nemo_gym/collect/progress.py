@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 
-from nemo_gym.collect.line import Snapshot, View, view_for
+from nemo_gym.collect.line import COLLECTING, Snapshot, View, view_for
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.intervals import Estimate, RunningMean
 from nemo_gym.runs.record import Outcome, Result, Row, agent_name_of, outcome_of
@@ -175,6 +175,7 @@ class Progress:
         says in a few words what is wrong at the moment, if anything is. `meter` knows what the rollouts have cost.
         """
         self.total = total
+        self.title = COLLECTING
         self.finished_before = finished_before
         self.given_up_before = given_up_before
         self.counts: Counter[Outcome] = Counter()
@@ -324,7 +325,7 @@ class Progress:
 
     def _snapshot(self) -> Snapshot:
         total = None if self.total is None else max(self.total, self.done)
-        return Snapshot(self.done, total, self._tail(total))
+        return Snapshot(self.done, total, self._tail(total), self.title)
 
     def _tail(self, total: int | None) -> str:
         rate = self.rate_per_s

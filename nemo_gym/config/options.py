@@ -98,7 +98,7 @@ def meanings_of(config_class: type[BaseModel]) -> dict[str, str]:
 
 def _field_docstrings(config_class: type[BaseModel]) -> dict[str, str]:
     file = getattr(sys.modules.get(config_class.__module__), "__file__", None)
-    definition = _class_definitions(file).get(config_class.__qualname__) if file else None
+    definition = _definition_of(file, config_class.__qualname__) if file else None
     docstrings = {}
     for statement, following in pairwise(definition.body if definition else ()):
         match statement, following:
@@ -107,12 +107,38 @@ def _field_docstrings(config_class: type[BaseModel]) -> dict[str, str]:
     return docstrings
 
 
+_WITHIN_A_BLOCK = (" ", "\n", "#", ")")
+"""How lines begin that do not end the definition before them."""
+
+
+def _definition_of(file: str, name: str) -> ast.ClassDef | None:
+    """The definition of a class, of which only its own lines are parsed where they can be told from the others."""
+    source = _source_of(file)
+    start = end = source.find(f"\nclass {name}(") + 1
+    while start and (end := source.find("\n", end) + 1) and source[end : end + 1] in _WITHIN_A_BLOCK:
+        pass
+    try:
+        tree = ast.parse(source[start : end or None] if start else "")
+    except (SyntaxError, ValueError):  # a text in it that starts at the margin
+        tree = ast.Module([], [])
+    alone = tree.body[0] if tree.body else None
+    return alone if isinstance(alone, ast.ClassDef) else _class_definitions(file).get(name)
+
+
+@cache
+def _source_of(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # no source, no docstrings
+        return ""
+
+
 @cache
 def _class_definitions(file: str) -> dict[str, ast.ClassDef]:
     """The classes of a source file by qualified name; each file is parsed once, however many classes it has."""
     try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):  # no source, no docstrings
+        tree = ast.parse(_source_of(file))
+    except (SyntaxError, ValueError):
         return {}
     found: dict[str, ast.ClassDef] = {}
     open_nodes: list[tuple[ast.AST, str]] = [(tree, "")]

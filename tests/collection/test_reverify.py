@@ -102,6 +102,7 @@ def test_where_chooses_and_the_files_are_those_of_an_ordinary_run(
     write_ten_tasks(tmp_path)
     done = reverify('+where=level == "hard" and row.level == "hard" and 4 < task and output_tokens == 2', "+json=true")
     assert done.exit_code == 0, done.stderr
+    assert "Scoring rollouts: 100%" in done.stderr
     wanted = [(task, repeat) for task in (5, 7, 9) for repeat in (0, 1)]
     assert keys_in(tmp_path / "new.jsonl") == wanted == keys_in(tmp_path / "new_materialized_inputs.jsonl")
     told = json.loads(done.stdout)

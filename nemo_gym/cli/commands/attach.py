@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from nemo_gym.cli.command import command
-from nemo_gym.collect.line import Snapshot, view_for
+from nemo_gym.collect.line import COLLECTING, Snapshot, view_for
 from nemo_gym.errors import GymError
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import is_being_written
@@ -65,7 +65,7 @@ def _show_until_gone(address: Path) -> None:
 
 def _snapshot(address: Path) -> Snapshot:
     line = ask(address, {"do": "line"})
-    return Snapshot(int(line["done"]), line["total"], str(line["tail"]))
+    return Snapshot(int(line["done"]), line["total"], str(line["tail"]), str(line.get("title", COLLECTING)))
 
 
 def _tell_end(paths: RolloutPaths) -> int:
