@@ -102,9 +102,11 @@ from nemo_gym.schemas.openai_responses import (
     NeMoGymResponseUsage,
     accumulate_response_usage,
 )
+from nemo_gym.schemas.token_lists import with_lists_beside
 from nemo_gym.schemas.wire import (
     REQUIRED_TOKEN_FIELDS,
     TOKEN_FIELDS,
+    ListsBeside,
     RoutedExperts,
     TokenIDLogProbMixin,
     TokenIDLogProbTypedDictMixin,
@@ -122,6 +124,7 @@ __all__ = [
     "RETRY_ERROR_CODES",
     "TOKEN_METADATA_FIELDS",
     "JsonObject",
+    "ListsBeside",
     "NeMoGymAsyncOpenAI",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionAssistantMessageForTrainingParam",
@@ -219,6 +222,7 @@ __all__ = [
     "accumulate_response_usage",
     "training_variant_of",
     "validated_json",
+    "with_lists_beside",
 ]
 
 REQUIRED_TOKEN_METADATA_FIELDS = frozenset(REQUIRED_TOKEN_FIELDS)

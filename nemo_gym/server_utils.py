@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
     from nemo_gym.servers.head import HeadServer
     from nemo_gym.servers.ray_cluster import initialize_ray, maybe_ray_cluster_exit
-    from nemo_gym.servers.routes import json_answer, never_waits, reads_only
+    from nemo_gym.servers.routes import json_answer, never_waits, reads_only, takes_unread
     from nemo_gym.servers.run import (
         IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME,
         IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME,
@@ -109,6 +109,7 @@ _LAZY = {
     "num_serving_processes": _RUN,
     "per_process_cap": _RUN,
     "reads_only": _ROUTES,
+    "takes_unread": _ROUTES,
     "while_serving": "nemo_gym.servers.base",
 }
 
@@ -183,6 +184,7 @@ __all__ = [
     "set_is_nemo_gym_fastapi_worker",
     "set_nemo_gym_fastapi_num_workers",
     "setup_server_client",
+    "takes_unread",
     "while_serving",
 ]
 

@@ -36,8 +36,8 @@ from nemo_gym.server_utils import (
     json_bytes,
     keep_partial,
     raise_for_status,
+    takes_unread,
 )
-from nemo_gym.servers.routes import takes_unread
 from responses_api_agents.simple_agent.account import KEPT, Account, AccountOfRollout
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
 from responses_api_agents.simple_agent.tools import (

@@ -7,8 +7,7 @@ import orjson
 from pydantic import BaseModel
 
 from nemo_gym.base_resources_server import BaseVerifyResponse, NeMoGymResponse
-from nemo_gym.schemas.token_lists import with_lists_beside
-from nemo_gym.schemas.wire import ListsBeside
+from nemo_gym.openai_utils import ListsBeside, with_lists_beside
 from nemo_gym.server_utils import json_bytes
 
 
