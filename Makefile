@@ -163,6 +163,7 @@ bench: dev ## ratios of what we cost to what the work itself costs
 	$(BIN)/python -m pytest -q -s tests/perf
 	$(BIN)/python -m tests.perf.side_by_side
 
+# Not with our constraints: peers bring along what they ask for.
 $(PEERS:%=$(PEERS_VENV)/%/.installed): $(PEERS_VENV)/%/.installed: Makefile
 	@test -x $(PEERS_VENV)/$*/bin/python || $(PYTHON) -m venv $(PEERS_VENV)/$*
 	@echo '*' > $(PEERS_VENV)/.gitignore

@@ -19,6 +19,9 @@ TITLES = {
     "first_result_s": "start to first result, s",
 }
 
+FAR_APART = ("cpu_ms", "per_s")
+"""What the plot shows on a logarithmic scale."""
+
 
 def publish(findings: Findings, page: Path = PAGE, plot_to: Path = PLOT, data: Path = DATA) -> None:
     """Write section, plot and data; the rest of the page stays."""
@@ -82,6 +85,7 @@ def plot(findings: Findings, path: Path) -> None:
 
     figure, pictures = plt.subplots(1, len(TITLES), figsize=(15, 3.6), sharey=True)
     names = list(findings.versions)
+    places = [place + 0.2 for place in range(len(names))]
     for axes, (metric, title) in zip(pictures, TITLES.items(), strict=True):
         for offset, task in enumerate(findings.rounds):
             found = [findings.spread(task, name, metric) for name in names]
@@ -92,7 +96,7 @@ def plot(findings: Findings, path: Path) -> None:
                 xerr=[[one.median - one.low for one in found], [one.high - one.median for one in found]],
                 label=task,
             )
-        axes.set(title=title, xscale="log", yticks=[place + 0.2 for place in range(len(names))])
+        axes.set(title=title, xscale="log" if metric in FAR_APART else "linear", yticks=places)
         axes.set_yticklabels([findings.versions[name] for name in names])
         axes.grid(alpha=0.3, axis="x")
     pictures[0].invert_yaxis()
