@@ -208,6 +208,43 @@ def test_run_works_for_its_rollout_while_calls_are_recorded() -> None:
             assert client.post("/run", json=ROW).json()["response"]["model"] == expected
 
 
+@pytest.mark.parametrize(
+    ("server", "path", "expected"),
+    [
+        ("policy", "/v1/responses", "/ng-rollout/3-1/v1/responses"),
+        ("policy", "/v1/chat/completions?a=1", "/ng-rollout/3-1/v1/chat/completions?a=1"),
+        ("policy", "/v1/messages", "/ng-rollout/3-1/v1/messages"),
+        ("policy", "/tokenize", "/tokenize"),
+        ("environment", "/any/tool", "/ng-rollout/3-1/any/tool"),
+        ("environment", "/ng-rollout/other/step", "/ng-rollout/other/step"),
+        ("agent", "/v1/responses", "/v1/responses"),
+        ("nobody", "/v1/responses", "/v1/responses"),
+    ],
+)
+def test_calls_over_http_name_their_rollout_to_models_and_environments(server: str, path: str, expected: str) -> None:
+    blocks = {
+        "environment": {"resources_servers": {"any": ADDRESS}},
+        "agent": {"responses_api_agents": {"any": ADDRESS}},
+    }
+    client = client_of({**MODEL, **blocks, "observability_enabled": True})
+
+    with rollout_context("3-1"):
+        assert client._path_of_rollout(server, path, None) == expected
+    with rollout_context("no path"):
+        assert client._path_of_rollout(server, path, None) == path
+    assert client._path_of_rollout(server, path, None) == path
+
+
+def test_a_verdict_asked_for_outside_of_a_rollout_is_named_by_its_row() -> None:
+    client = client_of({"environment": {"resources_servers": {"any": ADDRESS}}, "observability_enabled": True})
+    row = b'{"_ng_task_index": 3, "_ng_rollout_index": 1}'
+
+    assert client._path_of_rollout("environment", "/verify", row) == "/ng-rollout/3-1/verify"
+    assert client._path_of_rollout("environment", "/step", row) == "/step"
+    for other in (b"{}", b"no JSON", b'{"_ng_rollout_id": "a/b"}', None):
+        assert client._path_of_rollout("environment", "/verify", other) == "/verify"
+
+
 @pytest.mark.parametrize("prefix", ["/ng-rollout/3-1", "/ng-rollout/3-1/training-token-capture"])
 def test_model_servers_take_the_prefix_off(prefix: str) -> None:
     model = Model(config=BaseResponsesAPIModelConfig(**ADDRESS, name="policy"), server_client=client_of(MODEL))

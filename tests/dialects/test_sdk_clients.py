@@ -235,3 +235,57 @@ def test_a_client_with_namespaces_and_items_of_its_own_is_understood() -> None:
     assert call.name == "weather"
     assert call.model_dump()["namespace"] == "crm"
     assert response.instructions == "Be brief"
+
+
+def test_a_responses_request_can_be_asked_of_an_endpoint_that_speaks_messages() -> None:
+    from nemo_gym.anthropic_converter import AnthropicConverter
+    from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
+
+    converter = AnthropicConverter()
+    items: Any = [
+        {"role": "developer", "content": "Be brief"},
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {
+            "role": "user",
+            "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}],
+        },
+        {
+            "type": "reasoning",
+            "id": "rs",
+            "summary": [{"type": "summary_text", "text": "Hm."}],
+            "encrypted_content": "s",
+        },
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{oops"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+    ]
+    asked = NeMoGymResponseCreateParamsNonStreaming.model_validate(
+        {
+            "input": items,
+            "instructions": "S",
+            "tools": [TOOL],
+            "max_output_tokens": 50,
+            "metadata": {"extra_body": '{"stop": "x"}'},
+        }
+    )
+    request = converter.responses_to_anthropic(asked, "claude", 10, None, None, {})
+
+    assert request["system"] == "S\n\nBe brief"
+    assert [message["role"] for message in request["messages"]] == ["user", "assistant", "user"]
+    assert [block["type"] for block in request["messages"][0]["content"]] == ["text", "image"]
+    assert request["messages"][1]["content"][1]["input"] == {"_raw": "{oops"}
+    assert (request["max_tokens"], request["stop_sequences"]) == (50, ["x"])
+    with speaking("responses") as url, anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        said = client.messages.create(**request)
+    answer = converter.anthropic_to_responses(said.model_dump(mode="json"), asked, "claude")
+
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (11, 7)
+    back = converter.anthropic_request_to_responses(request)
+    assert [item.type for item in back.input][1:] == ["reasoning", "function_call", "function_call_output"]  # type: ignore[union-attr]
+    assert back.metadata == {"extra_body": '{"stop":["x"]}'}
+    with pytest.raises(ValueError, match="thinking and thinking_budget_tokens both"):
+        converter.responses_to_anthropic(asked, "m", 1, {"type": "enabled"}, 100, {})
+    stored = asked.model_copy(update={"previous_response_id": "resp_1"})
+    with pytest.raises(NotImplementedError, match="previous_response_id"):
+        converter.responses_to_anthropic(stored, "m", 1, None, None, {})
