@@ -89,6 +89,8 @@ def test_nothing_of_the_machine_is_within_reach(tmp_path: Path) -> None:
         "mount -t tmpfs x /tmp": "superuser",
         f"kill -9 {os.getpid()}": "No such process",
         "cat /etc/shadow": "No such file",
+        "cat /proc/1/environ": "ermission denied",
+        "cat /proc/1/fd/0": "ermission denied",
         "mknod /tmp/disk b 8 0": "ermi",
     }
 
@@ -98,7 +100,7 @@ def test_nothing_of_the_machine_is_within_reach(tmp_path: Path) -> None:
             assert done.return_code != 0, command
             assert words in (done.stderr or ""), (command, done.stderr)
         await sandbox.exec(f"echo x > {secret}")
-        environment = (await sandbox.exec("env; cat /proc/1/environ | tr '\\0' '\\n'")).stdout
+        environment = (await sandbox.exec("env")).stdout
         assert "NEMO_GYM_TEST_SECRET" not in str(environment)
         network = "import socket; socket.socket()"
         assert "not permitted" in ((await sandbox.exec(f"{_python()} -c '{network}'")).stderr or "")

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.confine import FOLDER_INSIDE, NAMESPACES, SECCOMP, Confinement, confine_commands
+from nemo_gym.sandbox.seccomp import prctl
 
+_SET_DUMPABLE = 4
 _LOOK_EVERY_S = 0.1
 _KILL_PASSES = 100
 _OPEN_FILES = 4096
@@ -239,6 +241,8 @@ def main() -> None:
         readable = [Path(path) for path in settings["readable"]]
         confinement = confine_commands(Path(settings["root"]), readable, int(settings["folder_mb"]) * _MEBIBYTE)
         answer = _told(confinement)
+        if answer["holds"]:
+            prctl(_SET_DUMPABLE, 0)  # nothing inside may look into this process
         wire.send(orders.fileno(), answer)
         if answer["holds"]:
             Keeper(orders, settings).serve()
