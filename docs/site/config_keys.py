@@ -54,7 +54,7 @@ _WITHOUT_FIELD = {
     "verbose": "More on stderr. false unless set.",
     "skip_verification": "Collect without verdicts: handed down to every agent. false unless set.",
     "skip_verification_reward": "The reward that such rollouts carry. 0 unless set.",
-    "observability_enabled": "Capture the model calls of rollouts and tell of them in the records. false unless set.",
+    "observability_enabled": "Capture the model calls of rollouts, and keep how each one went. false unless set.",
     "model_call_capture_dir": "Where captured model calls go: an absolute path that servers and collector share.",
     "token_id_capture": "Which token ids would be kept; not used yet.",
     "profiling_enabled": "Servers profile themselves. false unless set.",
