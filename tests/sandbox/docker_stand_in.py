@@ -56,7 +56,7 @@ def load(name: str) -> dict[str, Any]:
 def is_running(container: dict[str, Any]) -> bool:
     try:
         return "Z" not in Path(f"/proc/{container['pid']}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -80,14 +80,24 @@ def kill_all(name: str) -> None:
         time.sleep(0.02)
 
 
+def there_are() -> list[tuple[str, dict[str, Any]]]:
+    """Every container; others may be removing some of them."""
+    found = []
+    for file in CONTAINERS.glob("*.json"):
+        try:
+            found.append((file.stem, json.loads(file.read_text())))
+        except FileNotFoundError:
+            continue
+    return found
+
+
 def sweep() -> None:
     """What the daemon does by itself: a container ends with its first process."""
-    for file in CONTAINERS.glob("*.json"):
-        container = json.loads(file.read_text())
+    for name, container in there_are():
         if not is_running(container):
-            kill_all(file.stem)
+            kill_all(name)
             if container["rm"]:
-                file.unlink(missing_ok=True)
+                file_of(name).unlink(missing_ok=True)
 
 
 def start_quietly(command: list[str], env: dict[str, str], folder: str) -> "subprocess.Popen[bytes]":
@@ -154,16 +164,16 @@ def remove(arguments: list[str]) -> None:
     for name in [each for each in arguments if not each.startswith("-")]:
         load(name)
         kill_all(name)
-        file_of(name).unlink()
+        file_of(name).unlink(missing_ok=True)
         print(name)
 
 
 def show(arguments: list[str]) -> None:
     options, _ = read_options(arguments)
     wanted = dict(text.removeprefix("label=").split("=", 1) for text in options.get("--filter", []))
-    for file in CONTAINERS.glob("*.json"):
-        if wanted.items() <= json.loads(file.read_text())["labels"].items():
-            print(file.stem)
+    for name, container in there_are():
+        if wanted.items() <= container["labels"].items():
+            print(name)
 
 
 def inspect(arguments: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Stand-ins for container programs, on the PATH of a test and of what it starts."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -45,7 +46,11 @@ class StandIn:
     def containers(self) -> dict[str, Any]:
         """Those that exist, by name."""
         files = [*self.state.glob("containers/*.json"), *self.state.glob("instances/*.json")]
-        return {file.stem: json.loads(file.read_text()) for file in files}
+        found = {}
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # it is just being removed
+                found[file.stem] = json.loads(file.read_text())
+        return found
 
 
 @pytest.fixture
