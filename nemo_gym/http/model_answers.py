@@ -32,6 +32,7 @@ from nemo_gym.http.errors import (
 from nemo_gym.http.request import json_bytes
 from nemo_gym.schemas.wire import TOKEN_FIELDS
 
+_TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
 _UNKNOWN_MODEL = re.compile(
@@ -219,7 +220,7 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
 
 def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
     try:
-        if isinstance(answer, JsonObject) and not _has_token_ids(answer):
+        if isinstance(answer, JsonObject) and _TOKEN_IDS not in answer.raw:  # long lists are not parsed a second time
             return answer_type.model_validate_json(answer.raw)
         return answer_type.model_validate(answer)
     except ValidationError:
@@ -228,16 +229,6 @@ def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
         if isinstance(answer, JsonObject):
             answer.raw = json_bytes(mended)
         return validated
-
-
-def _has_token_ids(answer: JsonObject) -> bool:
-    """Whether there are lists in it that are not to be parsed a second time."""
-    output = answer.get("output")
-    if type(output) is list:
-        for item in output:
-            if type(item) is dict and TOKEN_FIELDS[0] in item:
-                return True
-    return False
 
 
 def explained_error(error: GymError, settings: EndpointSettings) -> GymError | None:

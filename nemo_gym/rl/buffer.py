@@ -28,7 +28,7 @@ import orjson
 
 from nemo_gym.errors import GymError
 from nemo_gym.paths import write_aside
-from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, GroupBuffer, PromptGroupRecord
 from nemo_gym.rl.tensors import as_list, with_tensors
 
 logger = logging.getLogger(__name__)
@@ -390,3 +390,11 @@ def _unpack(key: str, value: Any) -> Any:
 def _is_plain(value: Any) -> bool:
     """Not a histogram or a table for a tracker, which nobody needs again."""
     return isinstance(value, str | int | float | bool | list | dict) or value is None
+
+
+async def give_place_back(buffer: GroupBuffer, group_id: Any) -> None:
+    """Let go of a place that no group will fill; that this fails is only told, as what failed before matters more."""
+    try:
+        await buffer.remove_group(group_id)
+    except Exception as error:  # noqa: BLE001 - any buffer, and any way of failing
+        logger.warning("the place of group %s could not be given back: %r", group_id, error)

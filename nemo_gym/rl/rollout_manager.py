@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from nemo_gym.http.generation_gate import DEFAULT_GRACE_S, Abort, GenerationGate
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
+from nemo_gym.rl.buffer import give_place_back
 from nemo_gym.rl.calls import call, deadline
 from nemo_gym.rl.failures import (
     Budget,
@@ -286,11 +287,12 @@ __all__ = [
 ]
 
 
-async def _give_place_back(buffer: GroupBuffer, group_id: Any) -> None:
-    try:
-        await buffer.remove_group(group_id)
-    except Exception as error:  # noqa: BLE001 - what failed before matters more
-        logger.warning("the place of group %s could not be given back: %r", group_id, error)
+def _check_group_sizes(wanted: int, enough: int | None, *, use_nemo_gym: bool) -> None:
+    assert wanted >= 1, f"num_generations_per_prompt must be >= 1, but is {wanted}"
+    assert enough is None or (use_nemo_gym and 1 <= enough <= wanted), (
+        f"min_group_size is {enough}; it must be between 1 and num_generations_per_prompt={wanted}, and works with "
+        "use_nemo_gym=True"
+    )
 
 
 class RolloutManager:
@@ -323,13 +325,7 @@ class RolloutManager:
         `mask_interrupted`, what a turn said before the last pause in it is not to be trained on. Without
         `mask_env_flagged_samples`, an environment's mark `instance_config.mask_sample` is taken out of results.
         """
-        assert num_generations_per_prompt >= 1, (
-            f"num_generations_per_prompt must be >= 1, but is {num_generations_per_prompt}"
-        )
-        assert min_group_size is None or (use_nemo_gym and 1 <= min_group_size <= num_generations_per_prompt), (
-            f"min_group_size is {min_group_size}; it must be between 1 and num_generations_per_prompt="
-            f"{num_generations_per_prompt}, and works with use_nemo_gym=True"
-        )
+        _check_group_sizes(num_generations_per_prompt, min_group_size, use_nemo_gym=use_nemo_gym)
         assert use_nemo_gym or policy_generation is not None, (
             "policy_generation is required on the native path; pass a generator, or use_nemo_gym=True"
         )
@@ -469,7 +465,7 @@ class RolloutManager:
             await buffer.commit(group_id, record, start_weight_version=start, end_weight_version=self.weight_version)
         except BaseException:
             in_flight.pop(group_id, None)
-            await _give_place_back(buffer, group_id)
+            await give_place_back(buffer, group_id)
             raise
 
     def _skip_or_raise(self, error: Exception) -> RolloutOutcome:

@@ -173,6 +173,6 @@ def test_rollouts_with_and_without_the_short_way_are_the_same(tmp_path: Any, mon
     answer = payloads.with_tokens(2 * LONG)
     short = played(tmp_path, answer, work)
     monkeypatch.setattr("nemo_gym.schemas.token_lists.LONG", 10**9)
-    monkeypatch.setattr("nemo_gym.http.model_answers._has_token_ids", lambda answer: False)
+    monkeypatch.setattr("nemo_gym.http.model_answers._TOKEN_IDS", b"no such field")
     assert played(tmp_path, answer, work) == short
     assert len(orjson.loads(short)["response"]["output"][-1]["generation_token_ids"]) == 2 * LONG

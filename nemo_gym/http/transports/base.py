@@ -210,7 +210,7 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
     """
     pairs = tuple(given.items() if hasattr(given, "items") else given)
     own: tuple[tuple[bytes, bytes], ...] = ()
-    if not _OF_ONE_ROLLOUT.keys().isdisjoint(given):
+    if ROLLOUT_HEADER in given or ATTEMPT_HEADER in given:
         own = tuple((_OF_ONE_ROLLOUT[name], str(value).encode()) for name, value in pairs if name in _OF_ONE_ROLLOUT)
         pairs = tuple(pair for pair in pairs if pair[0] not in _OF_ONE_ROLLOUT)
     has_body = data is not None or method in _HAVE_BODIES
