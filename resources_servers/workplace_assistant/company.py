@@ -246,7 +246,7 @@ def after(tables: Tables, calls: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     for tool, arguments in calls:
         try:
             company.call(tool, json.loads(arguments) if isinstance(arguments, str) else arguments)
-        except (ToolError, ValueError):
+        except (ToolError, ValueError, RecursionError):
             continue
     return company.outcome()
 
