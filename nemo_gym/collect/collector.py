@@ -185,9 +185,7 @@ async def roll_out(
 
     `config` is that of the servers, which says what they keep of rollouts for their records.
     """
-    observing, tokens = (None, None) if config is None else (Observing.of(config), _token_delivery(config, summary))
-    for observer in filter(None, (observing, tokens)):
-        post = observer.begin(post)
+    post, observing, tokens = _observed(post, config, summary)
     mark_outdated(run.store.paths.aggregate_metrics)
     rows = next((each for each in policies if isinstance(each, RowOrder)), plan)
     dispatch = Dispatch(
@@ -225,6 +223,17 @@ async def roll_out(
     summary.stopped, summary.not_needed = dispatch.stopped, progress.not_needed()
     if servers is not None and (dispatch.stopped is None or dispatch.stopped.kind not in _SERVERS_LEFT):
         await servers.count_retries(plan.owed_by_agent)
+
+
+def _observed(
+    post: Post, config: Mapping[Any, Any] | None, summary: RunSummary
+) -> "tuple[Post, Observing | None, TokenDelivery | None]":
+    """What adds to records as the config of the servers says, and how rows are sent then."""
+    if config is None:
+        return post, None, None
+    observing, tokens = Observing.of(config), _token_delivery(config, summary)
+    post = observing.begin(post)
+    return post if tokens is None else tokens.begin(post), observing, tokens
 
 
 def _token_delivery(config: Mapping[Any, Any], summary: RunSummary) -> "TokenDelivery | None":
