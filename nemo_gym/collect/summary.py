@@ -117,10 +117,11 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 only when every rollout is in the file, and the metrics are there if they were wanted."""
+        """0 only when every rollout is in the file, as fit for training as was wanted, and so are wanted metrics."""
         if self.is_interrupted:
             return EXIT_INTERRUPTED
-        return EXIT_INCOMPLETE if self.missing or self.metrics_problem else EXIT_OK
+        is_unfit = self.stopped is not None and self.stopped.kind is StopKind.TOO_MANY_MASKED
+        return EXIT_INCOMPLETE if self.missing or self.metrics_problem or is_unfit else EXIT_OK
 
     def count_usage(self, row: Row, result: Mapping[str, Any], outcome: Outcome) -> None:
         """Add the tokens of one result and, if it is a success, what it took and whether it looks as it should."""
