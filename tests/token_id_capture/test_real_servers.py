@@ -144,6 +144,7 @@ HARNESS = """
         refused("/v1/embeddings", b"{}")
     print(json.dumps(text))
 """
+ASKED = {"input": [{"role": "user", "content": "What is there?"}]}
 HOWS = ("chat", "messages", "two", "elsewhere", "fails once")
 Records = dict[str, dict[str, Any]]
 
@@ -160,13 +161,15 @@ def write_run(root: Path, engine: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text))
         (path.parent / "requirements.txt").touch()
-    data = {"name": "rows", "type": "example", "jsonl_fpath": str(root / "rows.jsonl")}
     agent = {
         "entrypoint": "app.py",
         "model_server": {"type": "responses_api_models", "name": "policy_model"},
         "resources_server": {"type": "resources_servers", "name": "lenient"},
         "token_id_capture": True,
-        "datasets": [data],
+    }
+    data = {
+        name: [{"name": name, "type": "example", "jsonl_fpath": str(root / f"{name}.jsonl")}]
+        for name in ("black_box", "simple_agent")
     }
     model = {
         "entrypoint": "app.py",
@@ -178,11 +181,11 @@ def write_run(root: Path, engine: str) -> None:
     config = {
         "policy_model": {"responses_api_models": {"token_model": model}},
         "lenient": {"resources_servers": {"lenient": {"entrypoint": "app.py", "domain": "other"}}},
-        "black_box": {"responses_api_agents": {"black_box": agent}},
+        **{name: {"responses_api_agents": {name: {**agent, "datasets": data[name]}}} for name in data},
     }
     (root / "servers.yaml").write_text(yaml.safe_dump(config))
-    asked = {"input": [{"role": "user", "content": "What is there?"}]}
-    write_rows(root / "rows.jsonl", [{"responses_create_params": asked, "how": how} for how in HOWS])
+    write_rows(root / "black_box.jsonl", [{"responses_create_params": ASKED, "how": how} for how in HOWS])
+    write_rows(root / "simple_agent.jsonl", [{"responses_create_params": ASKED, "how": "simple"}])
 
 
 def run(root: Path, *options: str) -> Any:
@@ -257,12 +260,22 @@ def test_a_failed_attempt_is_no_masked_one_and_keeps_what_it_left(collected: tup
     assert "jsonl" in names_in(root / "tokens", "4-0")
 
 
+def test_an_agent_that_reports_token_ids_is_left_alone_and_what_was_kept_is_forgotten(
+    collected: tuple[Path, Records, str],
+) -> None:
+    root, records, _ = collected
+    record = records["simple"]
+    assert record["response"]["output"][-1]["generation_token_ids"]
+    assert record.keys().isdisjoint({"mask_sample", "_ng_token_capture"})
+    assert names_in(root / "tokens", f"{len(HOWS)}-0") == {"state.json", "lock"}
+
+
 def test_too_many_masked_rollouts_end_the_run_and_a_resumed_one_makes_the_rest(tmp_path: Path, engine: str) -> None:
     write_run(tmp_path, engine)
-    asked = {"input": [{"role": "user", "content": "What is there?"}]}
     hows = ("two", "chat", "chat", "chat")
-    rows = [{"responses_create_params": asked, "how": how, "number": number} for number, how in enumerate(hows)]
-    write_rows(tmp_path / "rows.jsonl", rows)
+    rows = [{"responses_create_params": ASKED, "how": how, "number": number} for number, how in enumerate(hows)]
+    write_rows(tmp_path / "black_box.jsonl", rows)
+    write_rows(tmp_path / "simple_agent.jsonl", [])
     options = ("+token_id_capture.enabled=true", f"+token_id_capture.dir={tmp_path / 'tokens'}")
     limits = ("+token_id_capture.max_mask_fraction=0.1", "+token_id_capture.mask_fraction_min_samples=1")
     ended = run(tmp_path, *options, *limits, "+num_samples_in_parallel=1")
@@ -277,12 +290,8 @@ def test_too_many_masked_rollouts_end_the_run_and_a_resumed_one_makes_the_rest(t
     ended = run(tmp_path, *options, "+resume_from_cache=true")
     assert ended.returncode == 0, ended.stderr
     records = lines_in(tmp_path / "out.jsonl")
-    assert [(record["number"], "mask_sample" in record) for record in records] == [
-        (0, True),
-        (1, False),
-        (2, False),
-        (3, False),
-    ]
+    is_masked = {record["number"]: "mask_sample" in record for record in records}
+    assert (len(records), is_masked) == (4, {0: True, 1: False, 2: False, 3: False})
 
 
 def test_without_it_nothing_is_kept_and_paths_are_plain(tmp_path: Path, engine: str) -> None:
