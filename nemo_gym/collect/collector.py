@@ -56,7 +56,7 @@ from nemo_gym.runtime import stopping_on_signals
 from nemo_gym.trackers.base import Tracker
 
 if TYPE_CHECKING:
-    from nemo_gym.collect.token_ids import TokenDelivery
+    from nemo_gym.runs.token_ids import TokenDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +211,8 @@ async def roll_out(
                 if tokens is not None:
                     await tokens.put_onto(attempt.row, record)
                 outcome = store.append(attempt.row, record)
-                if tokens is not None and (stop := await tokens.appended(attempt.row, store)) is not None:
-                    dispatch.stop(stop)
+                if tokens is not None and (why := await tokens.appended(attempt.row, store)) is not None:
+                    dispatch.stop(Stop(StopKind.TOO_MANY_MASKED, why))
                 progress.add(attempt.row, record, outcome, is_final=attempt.is_final)
                 summary.count_usage(attempt.row, record, outcome)
                 if outcome is Outcome.FAILURE:
@@ -241,7 +241,7 @@ def _token_delivery(config: Mapping[Any, Any], summary: RunSummary) -> "TokenDel
     block = config.get(TOKEN_ID_CAPTURE_BLOCK)
     if not isinstance(block, Mapping) or not block.get("enabled"):
         return None
-    from nemo_gym.collect.token_ids import TokenDelivery  # other runs need none of it
+    from nemo_gym.runs.token_ids import TokenDelivery  # other runs need none of it
 
     tokens = TokenDelivery.of(config, summary.masked)
     summary.masked = None if tokens is None else tokens.masked

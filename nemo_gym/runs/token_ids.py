@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from nemo_gym.collect.stopping import Stop, StopKind
 from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
 from nemo_gym.runs.record import Outcome, Result, Row, agent_name_of, outcome_of, stamp
 from nemo_gym.runs.store import RolloutStore
@@ -119,8 +118,8 @@ class TokenDelivery:
         if self._under_way[rollout_id] <= 0:
             del self._under_way[rollout_id]
 
-    async def appended(self, row: Row, store: RolloutStore) -> Stop | None:
-        """The record is in the file; a reason to end the run, if too many like it are masked."""
+    async def appended(self, row: Row, store: RolloutStore) -> str | None:
+        """The record is in the file; in words, a reason to end the run, if too many like it are masked."""
         built = self._built
         rollout_id = self._id_of(row) if capture_build_can_retire(built) else None
         if built is not None and rollout_id is not None:
@@ -129,7 +128,7 @@ class TokenDelivery:
         try:
             self._masked.note(built)
         except RuntimeError as error:
-            return Stop(StopKind.TOO_MANY_MASKED, str(error))
+            return str(error)
         return None
 
     def _id_of(self, row: Row) -> str | None:
