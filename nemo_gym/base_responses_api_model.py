@@ -7,11 +7,11 @@ import asyncio
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from fastapi import Body, FastAPI, Request
 from fastapi.dependencies.utils import get_typed_signature
@@ -30,7 +30,7 @@ from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.pace_books import Books
 from nemo_gym.http.pacing import SESSION, Pace, Pacer
 from nemo_gym.http.transports.memory import Answer
-from nemo_gym.keys import MODEL_ENDPOINTS_PATH
+from nemo_gym.keys import MODEL_ENDPOINTS_PATH, TOKEN_ID_CAPTURE_BLOCK
 from nemo_gym.observability.calls import (
     ModelCallRecord,
     aggregate_model_call_metrics,
@@ -60,10 +60,13 @@ from nemo_gym.rollout_correlation import ModelPathMiddleware
 from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
 from nemo_gym.server_utils import ServerClient, num_serving_processes
 from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
-from nemo_gym.servers.capture import install_model_call_capture
-from nemo_gym.servers.dialects import SpeaksDialects
+from nemo_gym.servers.capture import TokenPathMiddleware, install_model_call_capture
+from nemo_gym.servers.dialects import SpeaksDialects, keeping_tokens
 from nemo_gym.servers.routes import json_answer, models_of, to_json
 from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
+
+if TYPE_CHECKING:
+    from nemo_gym.token_id_capture.sink import ServerTokenCapture
 
 __all__ = [
     "PAUSE_PATH",
@@ -220,7 +223,12 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes."""
         app = self.new_app()
-        app.user_middleware.append(Middleware(ModelPathMiddleware))
+        tokens = self._token_capture
+        if tokens is None:
+            app.user_middleware.append(Middleware(ModelPathMiddleware))
+        else:
+            app.user_middleware.append(Middleware(TokenPathMiddleware, capture=tokens))
+            while_serving(app, end=tokens.close)
         install_model_call_capture(
             app, ModelCallCaptureConfig.of(self._run_config()), model_server_name=self.config.name
         )
@@ -232,8 +240,26 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
         handler = self._handlers.get(dialect)
         if handler is None:
             written = self.responses_handler() if dialect == "responses" else self.chat_completions
-            handler = self._handlers[dialect] = self._recorded(dialect, written)
+            handler = self._recorded(dialect, written)
+            if self._token_capture is not None:
+                handler = keeping_tokens(self._token_capture, handler)
+            self._handlers[dialect] = handler
         return handler
+
+    @cached_property
+    def _token_capture(self) -> "ServerTokenCapture | None":
+        """What keeps the token ids of calls; None unless the run wants that.
+
+        Raises:
+            ConfigError: there is no place for them.
+        """
+        config = self._run_config()
+        block = config.get(TOKEN_ID_CAPTURE_BLOCK)
+        if not isinstance(block, Mapping) or not block.get("enabled"):
+            return None
+        from nemo_gym.token_id_capture.sink import ServerTokenCapture  # other runs need none of it
+
+        return ServerTokenCapture.from_config(config)
 
     @cached_property
     def _handlers(self) -> dict[str, Callable[..., Any]]:

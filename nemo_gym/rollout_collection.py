@@ -67,7 +67,6 @@ from nemo_gym.http.request import get_response_json, parse_json, raise_for_statu
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import TIMING_KEY_NAME
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
-from nemo_gym.observability.folding import Observing
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import RunFacts, masked_command
@@ -283,7 +282,7 @@ class RolloutCollectionHelper(BaseModel):
                 following=self._following,
                 keep=keep,
                 policies=policies_for(run, plan, summary),
-                observing=Observing.of(_plain_config(client)),
+                config=_plain_config(client),
             )
 
     async def _roll_out_overridden(

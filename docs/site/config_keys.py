@@ -56,7 +56,7 @@ _WITHOUT_FIELD = {
     "skip_verification_reward": "The reward that such rollouts carry. 0 unless set.",
     "observability_enabled": "Capture the model calls of rollouts, and keep how each one went. false unless set.",
     "model_call_capture_dir": "Where captured model calls go: an absolute path that servers and collector share.",
-    "token_id_capture": "Which token ids would be kept; not used yet.",
+    "token_id_capture": "Keep the token ids of agents that know none: `enabled`, `all_agents`, `dir` (see Training).",
     "profiling_enabled": "Servers profile themselves. false unless set.",
     "profiling_results_dirpath": "Where these profiles go.",
     "uvicorn_logging_show_200_ok": "Log requests that went well, too. false unless set.",

@@ -5,10 +5,10 @@ Both end in good order on Ctrl-C and SIGTERM. Results are kept in memory only fo
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemo_gym.collect.adaptive import AdaptiveConcurrency
 from nemo_gym.collect.admission import prepare_connections
@@ -40,6 +40,7 @@ from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.request import json_bytes
 from nemo_gym.jsonl import iter_lines, parse
+from nemo_gym.keys import TOKEN_ID_CAPTURE_BLOCK
 from nemo_gym.observability.folding import Observing, without_history
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.runs.files import RolloutPaths
@@ -54,6 +55,9 @@ from nemo_gym.runs.spending import Meter
 from nemo_gym.runs.store import FileChangedError
 from nemo_gym.runtime import stopping_on_signals
 from nemo_gym.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    from nemo_gym.runs.token_ids import TokenDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +180,13 @@ async def roll_out(
     following: Following,
     keep: Keep | None = None,
     policies: Sequence[Policy] = (),
-    observing: Observing | None = None,
+    config: Mapping[Any, Any] | None = None,
 ) -> None:
-    """Send what the plan owes, store every attempt as it ends, and count it in `summary`."""
-    if observing is not None:
-        post = observing.begin(post)
+    """Send what the plan owes, store every attempt as it ends, and count it in `summary`.
+
+    `config` is that of the servers, which says what they keep of rollouts for their records.
+    """
+    post, observing, tokens = _observed(post, config, summary)
     mark_outdated(run.store.paths.aggregate_metrics)
     rows = next((each for each in policies if isinstance(each, RowOrder)), plan)
     dispatch = Dispatch(
@@ -192,7 +198,7 @@ async def roll_out(
     if servers is not None:
         summary.retries = servers.retries
         await servers.count_retries(plan.owed_by_agent)
-    async with dispatch as attempts:
+    async with tokens or nullcontext(), dispatch as attempts:
         with (
             run.store as store,
             progress,
@@ -203,7 +209,11 @@ async def roll_out(
                 record = attempt.record()
                 if observing is not None:
                     observing.fold(attempt.row, record)
+                if tokens is not None:
+                    await tokens.put_onto(attempt.row, record)
                 outcome = store.append(attempt.row, record)
+                if tokens is not None and (why := await tokens.appended(attempt.row, store)) is not None:
+                    dispatch.stop(Stop(StopKind.TOO_MANY_MASKED, why))
                 progress.add(attempt.row, record, outcome, is_final=attempt.is_final)
                 summary.count_usage(attempt.row, record, outcome)
                 if outcome is Outcome.FAILURE:
@@ -214,6 +224,29 @@ async def roll_out(
     summary.stopped, summary.not_needed = dispatch.stopped, progress.not_needed()
     if servers is not None and (dispatch.stopped is None or dispatch.stopped.kind not in _SERVERS_LEFT):
         await servers.count_retries(plan.owed_by_agent)
+
+
+def _observed(
+    post: Post, config: Mapping[Any, Any] | None, summary: RunSummary
+) -> "tuple[Post, Observing | None, TokenDelivery | None]":
+    """What adds to records as the config of the servers says, and how rows are sent then."""
+    if config is None:
+        return post, None, None
+    observing, tokens = Observing.of(config), _token_delivery(config, summary)
+    post = observing.begin(post)
+    return post if tokens is None else tokens.begin(post), observing, tokens
+
+
+def _token_delivery(config: Mapping[Any, Any], summary: RunSummary) -> "TokenDelivery | None":
+    """What gives records their token ids; None unless the servers keep them."""
+    block = config.get(TOKEN_ID_CAPTURE_BLOCK)
+    if not isinstance(block, Mapping) or not block.get("enabled"):
+        return None
+    from nemo_gym.runs.token_ids import TokenDelivery  # other runs need none of it
+
+    tokens = TokenDelivery.of(config, summary.masked)
+    summary.masked = None if tokens is None else tokens.masked
+    return tokens
 
 
 def _progress_of(plan: Plan, dispatch: Dispatch, servers: ServerWatch | None, summary: RunSummary) -> Progress:

@@ -53,6 +53,7 @@ class StopKind(StrEnum):
     SERVER_DOWN = "server_down"
     BUDGET = "budget"
     PILOT = "pilot"
+    TOO_MANY_MASKED = "too_many_masked"
 
 
 class Stop(NamedTuple):

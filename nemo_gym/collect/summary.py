@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_gym.collect.failures import FailureTable
 from nemo_gym.collect.health import HealthCounts
@@ -30,6 +30,9 @@ from nemo_gym.runs.rows import InputRows, is_complete
 from nemo_gym.runs.run import resumes
 from nemo_gym.runs.spending import COST_USD, Meter, Samples, amount_text, meter_for, money
 from nemo_gym.terminal import harmless, shown
+
+if TYPE_CHECKING:
+    from nemo_gym.token_id_capture.delivery import MaskedFraction
 
 _PROBLEM_LENGTH = 2_000
 EXIT_OK, EXIT_INCOMPLETE, EXIT_INTERRUPTED = 0, 1, 130
@@ -81,6 +84,8 @@ class RunSummary:
     """Why there are none and need not be."""
     health: HealthCounts = field(default_factory=HealthCounts)
     """What is odd about this run's finished rollouts."""
+    masked: "MaskedFraction | None" = None
+    """Whose token ids could not be put onto their records, where that was wanted."""
     _taken: dict[str, Percentiles] = field(default_factory=dict)
     """What this run's finished rollouts took, by agent."""
 
@@ -112,10 +117,11 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 only when every rollout is in the file, and the metrics are there if they were wanted."""
+        """0 only when every rollout is in the file, as fit for training as was wanted, and so are wanted metrics."""
         if self.is_interrupted:
             return EXIT_INTERRUPTED
-        return EXIT_INCOMPLETE if self.missing or self.metrics_problem else EXIT_OK
+        is_unfit = self.stopped is not None and self.stopped.kind is StopKind.TOO_MANY_MASKED
+        return EXIT_INCOMPLETE if self.missing or self.metrics_problem or is_unfit else EXIT_OK
 
     def count_usage(self, row: Row, result: Mapping[str, Any], outcome: Outcome) -> None:
         """Add the tokens of one result and, if it is a success, what it took and whether it looks as it should."""

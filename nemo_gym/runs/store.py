@@ -106,6 +106,16 @@ class RolloutStore:
         self.counts[outcome] += 1
         return outcome
 
+    @property
+    def num_written(self) -> int:
+        """Rollouts that were appended, without failures."""
+        return self._file_of[Outcome.SUCCESS].lines
+
+    @property
+    def num_synced(self) -> int:
+        """How many of them are known to be on the disk."""
+        return self._file_of[Outcome.SUCCESS].synced_lines
+
     def expect_unchanged(self) -> None:
         """From now on the files are to stay as they are, but for what is appended here."""
         for file in self._file_of.values():
@@ -158,8 +168,10 @@ class _AppendFile:
         """Which file it is; None before that is known."""
         self._start = self._end = 0
         """How long it was, and has to be now."""
-        self._lines = 0
+        self.lines = 0
         """How many lines there have to be in between."""
+        self.synced_lines = 0
+        """How many of them have reached the disk."""
 
     def take_as_it_is(self) -> None:
         """If it exists, expect it to stay as it is."""
@@ -167,7 +179,7 @@ class _AppendFile:
             self._begin_with(self.path.stat())
 
     def _begin_with(self, stat: os.stat_result) -> None:
-        self._identity, self._lines = stat, 0
+        self._identity, self.lines, self.synced_lines = stat, 0, 0
         self._start = self._end = stat.st_size
 
     def open(self) -> None:
@@ -199,7 +211,7 @@ class _AppendFile:
                 "Remove the cause and go on with +resume_from_cache=true"
             ) from error
         self._end += len(line)
-        self._lines += 1
+        self.lines += 1
 
     def check_place(self) -> None:
         """Writing to a file that was removed succeeds, and nobody will ever read it; one that was cut has lost lines.
@@ -233,14 +245,16 @@ class _AppendFile:
                 found = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""))
         except FileNotFoundError:
             raise self._gone() from None
-        if found != self._lines:
+        if found != self.lines:
             raise FileChangedError(
-                f"{self.path} holds {found} of the {self._lines} lines that this run has written: another program has "
+                f"{self.path} holds {found} of the {self.lines} lines that this run has written: another program has "
                 f"written to it. {RESUME_TO_REPAIR}"
             )
 
     def sync(self, sync: Callable[[int], object]) -> None:
+        lines = self.lines
         sync(self._descriptor)
+        self.synced_lines = lines
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -46,7 +46,10 @@ _MISSPELT_CUTOFF = 0.8
 
 
 def while_serving(app: FastAPI, *, end: Callable[[], object], begin: Callable[[], object] | None = None) -> FastAPI:
-    """Call `begin` when the app starts and `end` when it stops, around whatever else it does then; the same app."""
+    """Call `begin` when the app starts and `end` when it stops, around whatever else it does then; the same app.
+
+    What `end` returns is awaited, if it can be.
+    """
     inner = app.router.lifespan_context
 
     @asynccontextmanager
@@ -57,7 +60,9 @@ def while_serving(app: FastAPI, *, end: Callable[[], object], begin: Callable[[]
             try:
                 yield state
             finally:
-                end()
+                ended = end()
+                if inspect.isawaitable(ended):
+                    await ended
 
     app.router.lifespan_context = lifespan
     return app

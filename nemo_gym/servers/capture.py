@@ -7,12 +7,13 @@ What cannot be captured is a mark in the store, never an error.
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import FastAPI
@@ -27,12 +28,17 @@ from nemo_gym.keys import MODEL_PATHS, MODELS_TYPE
 from nemo_gym.observability.calls import category_of_status
 from nemo_gym.observability.store import CaptureStore, ModelCallCaptureConfig, make_capture_store
 from nemo_gym.observability.streams import may_end, rebuilt
-from nemo_gym.rollout_correlation import rollout_of_caller
+from nemo_gym.rollout_correlation import ModelPathMiddleware, rollout_of_caller
 from nemo_gym.servers.routes import DirectCall
+
+if TYPE_CHECKING:
+    from nemo_gym.token_id_capture.sink import ServerTokenCapture
 
 logger = logging.getLogger(__name__)
 
 _EVENT_STREAM = b"text/event-stream"
+_HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods by which no model is asked; agents look for the list of models, say."""
 _ENDINGS = {"error": "upstream_error", "incomplete": "incomplete", "complete": None, None: "stream_truncated"}
 _LONGEST_MARK = 64
 """Bytes of a chunk that are looked at again with the next one, should what ends a stream be cut in two."""
@@ -293,6 +299,34 @@ class ModelCallCaptureMiddleware:
 
         watch = _Watch(self.capture, call, send)
         await watch.over(self.app(scope, noting_receive, watch.send))
+
+
+class TokenPathMiddleware(ModelPathMiddleware):
+    """Takes the prefix off where token ids are kept: those of calls whose path asks for it, by its further segment.
+
+    What else is posted with that segment may have made tokens that nobody sees, so it masks the rollout.
+    """
+
+    def __init__(self, app: ASGIApp, capture: "ServerTokenCapture") -> None:
+        super().__init__(app)
+        self._capture = capture
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http" and scope["method"] not in _HARMLESS:
+            found = self._PREFIX.fullmatch(scope["path"])
+            if found is not None and found["tokens"] and found["rest"] not in MODEL_PATHS:
+                await self._capture.missed(found["rollout_id"], found["rest"])
+        await super().__call__(dict(scope), receive, send)
+
+    @contextmanager
+    def _context(self, found: re.Match[str], scope: Mapping[str, Any]) -> Iterator[None]:
+        with super()._context(found, scope):
+            if not found["tokens"] or found["rest"] not in MODEL_PATHS:
+                yield
+                return
+            with self._capture.call(found["rollout_id"]):
+                yield
 
 
 def install_model_call_capture(

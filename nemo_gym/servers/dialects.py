@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 from fastapi import Body, FastAPI, Request
@@ -36,6 +36,9 @@ from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion, NeMoGymChatCompletionCreateParamsNonStreaming
 from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.servers.routes import DirectCall, models_of, to_json
+
+if TYPE_CHECKING:
+    from nemo_gym.token_id_capture.sink import ServerTokenCapture
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +164,37 @@ async def _called(handler: Callable[..., Any], params: BaseModel, request: Reque
     if is_async_callable(handler):
         return await handler(**arguments)
     return await run_in_threadpool(handler, **arguments)
+
+
+def keeping_tokens(capture: "ServerTokenCapture", handler: Callable[..., Any]) -> Callable[..., Any]:
+    """`handler`, as a route or not, the token ids of whose answers are kept while `capture` answers a call."""
+    from nemo_gym.token_id_capture.sink import capture_tokens, register_call_intent
+
+    is_async = is_async_callable(handler)
+
+    @functools.wraps(handler)
+    async def kept(**arguments: Any) -> Any:
+        if capture.is_answering:
+            await register_call_intent()
+        result = await (handler(**arguments) if is_async else run_in_threadpool(handler, **arguments))
+        if capture.is_answering:
+            await capture_tokens(_with_tokens(result))
+        return result
+
+    kept.never_waits = False  # type: ignore[attr-defined]
+    return kept
+
+
+def _with_tokens(result: Any) -> Any:
+    """What token ids are looked for in; a result that is no JSON as it is."""
+    if isinstance(result, BaseModel):
+        return result
+    if isinstance(result, Answer) and isinstance(result.content, BaseModel):
+        return result.content
+    try:
+        return _as_object(result)
+    except ValueError:
+        return result
 
 
 def _takes_only_body_and_request(handler: Callable[..., Any]) -> bool:

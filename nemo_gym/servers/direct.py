@@ -31,7 +31,7 @@ from nemo_gym.rollout_correlation import (
     rollout_of_caller,
 )
 from nemo_gym.servers.auth import AuthMiddleware
-from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware
+from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, TokenPathMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
 from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Failures, read_body, wants_calls
 from nemo_gym.servers.routes import DirectCall, DirectRoute
@@ -48,9 +48,12 @@ KNOWN_LAYERS: set[Any] = {
     RolloutHeaderMiddleware,
     RolloutContextMiddleware,
     ModelPathMiddleware,
+    TokenPathMiddleware,
     ModelCallCaptureMiddleware,
 }
-"""Paths with the prefix of a rollout, which concern two of them, no endpoint has: here they are stripped first."""
+"""Paths with the prefix of a rollout, which concern three of them, no endpoint has: here they are stripped first."""
+
+_STRIPPING: tuple[Any, ...] = (TokenPathMiddleware, ModelPathMiddleware, RolloutContextMiddleware)
 
 
 class DirectLane:
@@ -66,8 +69,8 @@ class DirectLane:
         self._can_log_calls = CallLogMiddleware in layers
         self._knows_rollouts = RolloutHeaderMiddleware in layers
         self._open = set(layers) <= KNOWN_LAYERS and {SessionMiddleware, ErrorMiddleware} <= set(layers)
-        strips = next((layer for layer in (ModelPathMiddleware, RolloutContextMiddleware) if layer in layers), None)
-        self._stripped = strips(self._serve) if self._open and strips is not None else None
+        strips = next((layer for layer in _STRIPPING if layer in layers), None)
+        self._stripped = strips(self._serve, **layers[strips]) if self._open and strips is not None else None
         """Serves paths with the prefix of a rollout, which it takes off."""
         if self._open:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]

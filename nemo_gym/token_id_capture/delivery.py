@@ -1,5 +1,6 @@
 """Putting the tokens of a rollout onto its result, or saying on it why they cannot be trusted."""
 
+import asyncio
 import logging
 import warnings
 from collections import Counter
@@ -16,6 +17,7 @@ __all__ = [
     "MaskedFraction",
     "capture_build_can_retire",
     "finalize_rollout_token_capture",
+    "mask_rollout",
     "retire_rollout_token_capture",
     "rollout_carries_token_ids",
 ]
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 TOKEN_CAPTURE_KEY = "_ng_token_capture"
 MASK_SAMPLE_KEY = "mask_sample"
+_PATIENCE_S = 60.0
+"""What a source is given; one that does not answer masks the rollout."""
 
 
 def rollout_carries_token_ids(result: dict[str, Any]) -> bool:
@@ -50,12 +54,18 @@ async def finalize_rollout_token_capture(result: dict[str, Any], source: TokenSo
     if rollout_id is None:
         return _masked(result, {"rollout_id": None, "error": "no capture key: the result carries no id"})
     try:
-        built = await trajectories_from_source(rollout_id, source)
+        async with asyncio.timeout(_PATIENCE_S):
+            built = await trajectories_from_source(rollout_id, source)
     except Exception as error:  # noqa: BLE001 - recorded on the result
         return _masked(result, {"rollout_id": rollout_id, "error": f"{type(error).__name__}: {error}"})
     assert built is not None
     _deliver(result, built)
     return _masked(result, built) if built[MASK_SAMPLE_KEY] else built
+
+
+def mask_rollout(result: dict[str, Any], rollout_id: str | None, reason: str) -> dict[str, Any]:
+    """Have a result say that its tokens cannot be trusted, with a warning; what counts as built then."""
+    return _masked(result, {"rollout_id": rollout_id, "error": reason})
 
 
 async def retire_rollout_token_capture(
@@ -122,7 +132,8 @@ async def _frozen(rollout_id: str | None, source: TokenSource) -> dict[str, Any]
     if rollout_id is None:
         return None
     try:
-        snapshot = await source.freeze(rollout_id)
+        async with asyncio.timeout(_PATIENCE_S):
+            snapshot = await source.freeze(rollout_id)
     except Exception as error:  # noqa: BLE001 - the result is whole without them
         logger.warning("rollout %s: what was kept of its calls stays: %r", rollout_id, error)
         return None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -52,6 +52,8 @@ class CaptureContext:
     model: str = ""
     committed: bool = False
     """An entry was made of it."""
+    owner: object = field(default=None, repr=False, compare=False)
+    """Who answers it: a server that is asked meanwhile, in the same process, does not take the call for its own."""
 
 
 _CURRENT: ContextVar[CaptureContext | None] = ContextVar("nemo_gym_token_capture", default=None)
@@ -172,12 +174,18 @@ class ServerTokenCapture:
     @contextmanager
     def call(self, rollout_id: str, model_call_id: str | None = None, model: str = "") -> Iterator[CaptureContext]:
         """Answer a call of a rollout within the block; its tokens are kept."""
-        context = CaptureContext(rollout_id, model_call_id or uuid4().hex, self.sink, model)
+        context = CaptureContext(rollout_id, model_call_id or uuid4().hex, self.sink, model, owner=self)
         token = set_token_sink(context)
         try:
             yield context
         finally:
             reset_token_sink(token)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the running code is within such a block, and no other server's."""
+        context = _CURRENT.get()
+        return context is not None and context.owner is self
 
     async def missed(self, rollout_id: str, path: str) -> None:
         """Note a call whose tokens cannot be kept, because nobody knows what is answered under `path`."""

@@ -1,7 +1,6 @@
 """A harness that knows no tokens, a model server that captures them, and what records and trainers get of it."""
 
 import asyncio
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,44 +10,16 @@ from unittest.mock import MagicMock
 
 import httpx
 import pytest
-from fastapi import Body, Request
 
-from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymChatCompletionCreateParamsNonStreaming
 from nemo_gym.rl import completion_of_capture
 from nemo_gym.server_utils import ServerClient, rollout_path_prefix
 from nemo_gym.token_id_capture.delivery import finalize_rollout_token_capture, retire_rollout_token_capture
-from nemo_gym.token_id_capture.sink import ServerTokenCapture, capture_tokens, register_call_intent
 from nemo_gym.token_id_capture.store import TokenCaptureStore
 from responses_api_models.token_model.app import TokenModel, TokenModelConfig
 from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
 from responses_api_models.token_model.tests.stand_in import StandInEngine, serving, tokenizer_folder, tool_user
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-_PATH = re.compile(r"/ng-rollout/(?P<id>[^/]+)/training-token-capture(?P<rest>/.*)")
-
-
-class CapturingModel(TokenModel):
-    """What a model server does about capturing, as an author would add it."""
-
-    async def chat_completions(  # type: ignore[override]
-        self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
-    ) -> NeMoGymChatCompletion:
-        await register_call_intent()
-        answer = await super().chat_completions(request, body)
-        await capture_tokens(answer)
-        return answer
-
-
-def captured_app(app: Any, capture: ServerTokenCapture) -> Any:
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
-        found = _PATH.fullmatch(scope.get("path", ""))
-        if found is None:
-            await app(scope, receive, send)
-            return
-        with capture.call(found["id"], model="m"):
-            await app({**scope, "path": found["rest"], "raw_path": found["rest"].encode()}, receive, send)
-
-    return serve
 
 
 Harness = Callable[..., None]
@@ -57,8 +28,7 @@ Harness = Callable[..., None]
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[Harness]:
     """Runs a conversation in Chat Completions, sending back nothing but roles, texts and tool calls."""
-    capture = ServerTokenCapture.from_config({"token_id_capture": {"enabled": True, "dir": str(tmp_path / "tokens")}})
-    assert capture is not None
+    settings = {"token_id_capture": {"enabled": True, "dir": str(tmp_path / "tokens")}}
     with ExitStack() as up:
 
         def run(
@@ -77,12 +47,13 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
                 model="m",
                 tokenizer=str(folder),
             )
-            model = CapturingModel(config=config, server_client=MagicMock(spec=ServerClient, global_config_dict={}))
-            root = up.enter_context(serving(captured_app(model.complete_app(), capture)))
+            client = MagicMock(spec=ServerClient, global_config_dict=settings)
+            model = TokenModel(config=config, server_client=client)
+            root = up.enter_context(serving(model.complete_app()))
             url = f"{root}{rollout_path_prefix(rollout_id, token_capture=True)}/v1/chat/completions"
-            with httpx.Client(timeout=60) as client:
+            with httpx.Client(timeout=60) as caller:
                 for question in questions:
-                    _talk(client, url, question)
+                    _talk(caller, url, question)
 
         yield run
 

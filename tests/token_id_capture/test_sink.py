@@ -286,3 +286,10 @@ def test_the_store_is_both_a_sink_and_a_source(tmp_path: Path) -> None:
     store = TokenCaptureStore(tmp_path)
     assert isinstance(store, TokenSink)
     assert isinstance(store, TokenSource)
+
+
+def test_a_server_that_is_asked_meanwhile_does_not_take_the_call_for_its_own(tmp_path: Path) -> None:
+    one, other = (ServerTokenCapture(None, TokenCaptureStore(tmp_path)) for _ in range(2))
+    with one.call("3-1"):
+        assert (one.is_answering, other.is_answering) == (True, False)
+    assert not one.is_answering
