@@ -75,6 +75,12 @@ class BaseServer(BaseModel):
 
     config: BaseRunServerInstanceConfig
 
+    def setup_liveness(self, app: FastAPI) -> None:
+        """Let `GET /` and `GET /health` say that the server is up, unless the author uses these paths."""
+        taken = {getattr(route, "path", None) for route in app.routes}
+        for path in {"/", "/health"} - taken:
+            app.get(path, include_in_schema=False)(_alive)
+
     @classmethod
     def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
         """This instance's block of the process's config, as the class annotated on `config`."""
@@ -164,12 +170,6 @@ class SimpleServer(BaseServer):
         app.user_middleware.insert(0, layer)  # for what other middleware raises
         app.add_middleware(AuthMiddleware, **self.who_may_call(app))
         app.add_exception_handler(RequestValidationError, answer_validation_error)
-
-    def setup_liveness(self, app: FastAPI) -> None:
-        """Let `GET /` and `GET /health` say that the server is up, unless the author uses these paths."""
-        taken = {getattr(route, "path", None) for route in app.routes}
-        for path in {"/", "/health"} - taken:
-            app.get(path, include_in_schema=False)(_alive)
 
     def setup_profiling(self, app: FastAPI, profiling_config: ProfilingMiddlewareConfig) -> None:
         """Profile everything this server does from its start to its end, if that is enabled.
