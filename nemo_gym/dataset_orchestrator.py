@@ -90,7 +90,7 @@ def download_jsonl_dataset_from_hf_cli() -> None:
 
 def upload_jsonl_dataset_to_hf_and_delete_gitlab_cli() -> None:
     """Upload, then delete: the arguments are those of this process."""
-    _run(UploadJsonlDatasetHuggingFaceMaybeDeleteConfig, lambda config: _move(config), "ng_gitlab_to_hf_dataset")
+    _run(UploadJsonlDatasetHuggingFaceMaybeDeleteConfig, lambda config: _move(config), "gym dataset migrate")
 
 
 def delete_jsonl_dataset_from_gitlab_cli() -> None:
@@ -98,7 +98,7 @@ def delete_jsonl_dataset_from_gitlab_cli() -> None:
     _run(
         DeleteJsonlDatasetGitlabConfig,
         lambda config: delete_jsonl_dataset_from_gitlab(config.dataset_name),
-        "ng_delete_dataset_from_gitlab",
+        "gym dataset rm",
     )
 
 

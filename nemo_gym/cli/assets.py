@@ -58,7 +58,8 @@ def config_of(kind: str, name: str) -> Path:
     listed = named.get(name) or server_configs(RESOURCES_TYPE).get(name.removeprefix(f"{RESOURCES_TYPE}/"))
     if listed and (name in named or name.startswith(f"{RESOURCES_TYPE}/")):
         return resolve_for_reading(listed, Path.is_file).absolute()
-    looked = ", ".join(str(root / _FOLDERS[kind]) for root in component_search_roots())
+    folders = (_FOLDERS[kind], RESOURCES_TYPE) if kind == _ENVIRONMENT else (_FOLDERS[kind],)
+    looked = ", ".join(str(root / folder) for root in component_search_roots() for folder in folders)
     raise UnknownAssetError(f"{flag} {name}: there is no {implied[-1]}.{_hint(name, named)} Looked in {looked}")
 
 

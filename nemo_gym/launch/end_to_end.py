@@ -40,6 +40,7 @@ from nemo_gym.keys import (
 )
 from nemo_gym.launch.offline_metrics import OfflineAgents
 from nemo_gym.launch.run_helper import RunHelper
+from nemo_gym.observability.store import ModelCallCaptureConfig
 from nemo_gym.paths import require_possible_folder, search_servers_in_all_roots
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.rollout_reverification import RolloutReverificationHelper
@@ -72,6 +73,7 @@ def run_end_to_end(
     """
     driver = None if config.rollout_collection_driver is None else _driver(config.rollout_collection_driver)
     paths = config.paths
+    ModelCallCaptureConfig.of(global_config)
     check_output(paths, is_resumed=config.resume_from_cache and paths.rollouts.exists())
     rows = prepare_rows(config, global_config)
     logger.info("Prepared data sets: %s", config.prepared_dirpath)

@@ -30,6 +30,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.keys import AGENTS_TYPE, SKIP_VERIFICATION_KEY_NAME
 from nemo_gym.launch.plan import PlannedServer, PlanSettings, is_bundled, plan_those_possible
 from nemo_gym.launch.server_processes import host_python_path, python_path_of
+from nemo_gym.observability.store import ModelCallCaptureConfig
 from nemo_gym.process_inputs import inherited_environment
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.row_faults import RowFault, merged_faults
@@ -97,6 +98,10 @@ def server_problems(
     options = RunConfig()
     try:
         options = validate_options(RunConfig, config, "ng_run")
+    except ConfigError as error:
+        problems.append(error)
+    try:
+        ModelCallCaptureConfig.of(config)
     except ConfigError as error:
         problems.append(error)
     blocks = _Blocks(config, instances, files)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.jsonl import parse
@@ -62,10 +62,17 @@ class ModelCallCaptureConfig(BaseModel):
         if not isinstance(config, Mapping) or not config.get(OBSERVABILITY_ENABLED_KEY_NAME):
             return cls()
         try:
-            return cls(observability_enabled=True, model_call_capture_dir=config.get(MODEL_CALL_CAPTURE_DIR_KEY_NAME))
-        except ValueError as error:
-            problems = [str(each["msg"]) for each in getattr(error, "errors", list)()]
-            raise CaptureConfigError("; ".join(problems).replace("Value error, ", "") or str(error)) from None
+            keys = (OBSERVABILITY_ENABLED_KEY_NAME, MODEL_CALL_CAPTURE_DIR_KEY_NAME)
+            return cls.model_validate({key: config.get(key) for key in keys})
+        except ValidationError as error:
+            raise CaptureConfigError("; ".join(map(_words, error.errors()))) from None
+
+
+def _words(problem: Any) -> str:
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    wanted = "true or false" if problem["loc"][0] == OBSERVABILITY_ENABLED_KEY_NAME else "an absolute path"
+    return f"{problem['loc'][0]} is {problem['input']!r}; it must be {wanted}"
 
 
 class CaptureConfigError(ConfigError, ValueError):

@@ -119,7 +119,14 @@ def _run(entry: dict[str, str], arguments: list[str]) -> str:
 
 def _why(error: Exception) -> str:
     said = getattr(error, "stderr", None)
-    return (str(said).strip().splitlines() or [str(error)])[-1] if said else str(error)
+    return reason(str(said or "")) or str(error)
+
+
+def reason(said: str) -> str:
+    """The line of what a container program said that tells why: the last that does not just point to its help."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if not (line.startswith(("Run '", "See '")) and "--help'" in line)]
+    return (telling or lines or [""])[-1]
 
 
 def _remove_folders(entry: dict[str, str]) -> None:

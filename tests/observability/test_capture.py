@@ -163,6 +163,16 @@ def test_a_config_that_does_not_say_where_to_is_refused(config: dict[str, Any], 
         model_call_capture_dirs_from_config(config)
 
 
+def test_what_is_neither_true_nor_false_is_not_taken_for_true(tmp_path: Path) -> None:
+    folder = {"model_call_capture_dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"^observability_enabled is 'maybe'; it must be true or false$"):
+        model_call_capture_dirs_from_config({"observability_enabled": "maybe", **folder})
+    with pytest.raises(ConfigError, match=r"^model_call_capture_dir is 7; it must be an absolute path$"):
+        model_call_capture_dirs_from_config({"observability_enabled": True, "model_call_capture_dir": 7})
+    assert model_call_capture_dirs_from_config({"observability_enabled": "true", **folder}) == [tmp_path]
+    assert not ModelCallCaptureConfig.of({"observability_enabled": "false", **folder}).observability_enabled
+
+
 def test_a_folder_that_cannot_be_made_is_told_and_done_without(tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "file").touch()
     config = ModelCallCaptureConfig(observability_enabled=True, model_call_capture_dir=tmp_path / "file" / "below")

@@ -110,7 +110,8 @@ def start_quietly(command: list[str], env: dict[str, str], folder: str) -> "subp
 def run(arguments: list[str]) -> None:
     options, (image, *command) = read_options(arguments)
     if image.startswith("missing"):
-        fail(f"docker: Error response from daemon: pull access denied for {image}.", 125)
+        more = "\n\nRun 'docker run --help' for more information"
+        fail(f"docker: Error response from daemon: pull access denied for {image}.{more}", 125)
     if image.startswith("slow"):
         (STATE / "pulling").write_text(str(os.getpid()))
         time.sleep(3600)

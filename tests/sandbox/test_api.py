@@ -153,7 +153,7 @@ def test_the_registry_prefers_what_was_registered(
         ({"docker": {}, "local": {}}, r"given as one name with its settings, .*: \['docker', 'local'\]"),
         ({}, "given as one name"),
         ({"docker": "yes"}, "must be a mapping, not 'yes'"),
-        ({"local": {"images": 1}}, "'local' does not take these settings: .*images"),
+        ({"local": {"images": 1}}, "'local' does not take these settings: .*images'; there are folder_mb, memory_mb,"),
     ],
 )
 def test_what_is_no_provider_gets_one_clear_error(config: dict[str, Any], words: str) -> None:

@@ -242,7 +242,7 @@ def test_a_container_ends_when_its_time_is_over(
     [
         ({"create": {"netwrok": "none"}}, "`docker.create` has no netwrok; there are start_timeout_s"),
         ({"exec": {"cpus": 1}}, "`docker.exec` has no cpus"),
-        ({"prob": {}}, "does not take these settings: .*prob"),
+        ({"prob": {}}, "does not take these settings: .*'prob'; there are .*probe"),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(settings: dict[str, object], words: str) -> None:

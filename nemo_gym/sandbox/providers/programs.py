@@ -42,8 +42,7 @@ class Ended:
     @property
     def text(self) -> str:
         """What it said went wrong, in one line."""
-        lines = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else f"exit code {self.code}"
+        return reaper.reason((self.stderr or self.stdout).decode(errors="replace")) or f"exit code {self.code}"
 
 
 class Program:

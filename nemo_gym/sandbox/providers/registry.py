@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from typing import Any, TypeAlias
 
 from nemo_gym.sandbox.providers.base import SandboxProvider
@@ -70,7 +71,9 @@ def create_provider(config: Mapping[str, Any]) -> SandboxProvider:
     try:
         return provider_class(**dict(settings or {}))
     except TypeError as error:
-        raise ValueError(f"the sandbox provider {name!r} does not take these settings: {error}") from error
+        why = f"the sandbox provider {name!r} does not take these settings: {error}"
+        known = ", ".join(signature(provider_class).parameters)
+        raise ValueError(f"{why}; there are {known}" if known else why) from error
 
 
 def list_providers() -> list[str]:

@@ -223,6 +223,13 @@ def test_bad_rows_end_it_before_anything_is_started(start: Start, tmp_path: Path
     assert not (tmp_path / "results").exists()
 
 
+def test_captures_that_would_go_nowhere_end_it_before_anything_is_written(start: Start, tmp_path: Path) -> None:
+    code, _, errors = finish(start("+observability_enabled=true", "+model_call_capture_dir=captures"))
+    assert code == 2
+    assert errors.splitlines()[-1].startswith("Error: model_call_capture_dir must be an absolute path")
+    assert not (tmp_path / "results").exists()
+
+
 def test_a_dry_run_stops_before_collecting(start: Start, tmp_path: Path) -> None:
     code, printed, errors = finish(start("+dry_run=true", "+head_server.port=0"))
     assert code == 0, errors

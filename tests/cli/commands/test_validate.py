@@ -181,6 +181,13 @@ def test_every_problem_is_listed_at_once_and_numbered(script: Script, tmp_path: 
     assert "\n2. Could not find 'my_tools'" in done.stderr
 
 
+def test_captures_that_would_go_nowhere_are_a_problem_before_a_start(script: Script) -> None:
+    done = script("ng_validate", "+environment=example_single_tool_call", "+observability_enabled=true")
+    assert (done.returncode, done.stdout) == (2, "")
+    problem = done.stderr.splitlines()[-1]
+    assert problem.startswith("Error: model_call_capture_dir is required when observability_enabled=true")
+
+
 def test_a_single_problem_stands_alone(script: Script) -> None:
     done = script("ng_validate", "+config_paths=[missing.yaml]")
     assert done.returncode == 2
