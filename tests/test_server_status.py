@@ -121,6 +121,7 @@ def test_the_command_asks_the_head_server_it_is_told_of(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nemo_gym.runs.sockets.socket_folders", list)  # runs of other tests are not ours
     head = serve(json.dumps([entry("up", serve()), entry("two", serve())]).encode())
     for arguments in ([], ["+json=true"]):
         monkeypatch.setattr("nemo_gym.global_config._GLOBAL_CONFIG_DICT", None)

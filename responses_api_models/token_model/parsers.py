@@ -5,16 +5,18 @@ A tool call that cannot be read stays in the text, as the model wrote it.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from nemo_gym.responses_converter import taken_apart
 
 _BEGIN, _END = "<think>", "</think>"
-_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_CODER = re.compile(r"<tool_call>\s*<function=([^>\n]+)>(.*?)</function>\s*(?:</tool_call>|\Z)", re.DOTALL)
-_CODER_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_CODER_CALL = re.compile(r"<tool_call>\s*<function=([^<>\n]+)>")
+_CODER_CALL_END = re.compile(r"</function>\s*(?:</tool_call>|\Z)")
+_CODER_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+_CODER_PARAMETER_END = re.compile("</parameter>")
 _PYTHON_TAG = "<|python_tag|>"
 _MISTRAL = "[TOOL_CALLS]"
 
@@ -71,11 +73,11 @@ def read_answer(
 
 def hermes(text: str, tools: Mapping[str, Any]) -> Calls | None:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen write."""
-    written = list(_HERMES.finditer(text))
-    calls = [_call(each[1]) for each in written]
+    before, *written = text.split(_CALL)
+    calls = [_call(each.partition(_CALL_END)[0]) for each in written]
     if not calls or any(call is None for call in calls):
         return None
-    return Calls(text[: written[0].start()], [call for call in calls if call is not None])
+    return Calls(before, [call for call in calls if call is not None])
 
 
 def llama3_json(text: str, tools: Mapping[str, Any]) -> Calls | None:
@@ -87,13 +89,14 @@ def llama3_json(text: str, tools: Mapping[str, Any]) -> Calls | None:
     while place < len(stripped):
         try:
             value, place = decoder.raw_decode(stripped, place)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         call = _named(value)
         if call is None:
             return None
         calls.append(call)
-        place += len(stripped[place:]) - len(stripped[place:].lstrip("; \n"))
+        while place < len(stripped) and stripped[place] in "; \n":
+            place += 1
     return Calls("", calls)
 
 
@@ -102,7 +105,7 @@ def mistral(text: str, tools: Mapping[str, Any]) -> Calls | None:
     before, marked, written = text.partition(_MISTRAL)
     try:
         values = json.loads(written.strip()) if marked else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     calls = [_named(value) for value in values] if isinstance(values, list) else []
     if not calls or any(call is None for call in calls):
@@ -115,15 +118,26 @@ def qwen3_coder(text: str, tools: Mapping[str, Any]) -> Calls | None:
 
     Values are text unless the tool's parameters say otherwise.
     """
-    written = list(_CODER.finditer(text))
+    written = list(_enclosed(text, _CODER_CALL, _CODER_CALL_END))
     if not written:
         return None
     calls = []
-    for each in written:
-        kinds = ((tools.get(each[1]) or {}).get("properties") or {}) if isinstance(tools.get(each[1]), Mapping) else {}
-        arguments = {key: _value(value, kinds.get(key)) for key, value in _CODER_PARAMETER.findall(each[2])}
-        calls.append((each[1], json.dumps(arguments, ensure_ascii=False)))
-    return Calls(text[: written[0].start()], calls)
+    for _, name, content in written:
+        kinds = ((tools.get(name) or {}).get("properties") or {}) if isinstance(tools.get(name), Mapping) else {}
+        given = _enclosed(content, _CODER_PARAMETER, _CODER_PARAMETER_END)
+        arguments = {
+            key: _value(value.removeprefix("\n").removesuffix("\n"), kinds.get(key)) for _, key, value in given
+        }
+        calls.append((name, json.dumps(arguments, ensure_ascii=False)))
+    return Calls(text[: written[0][0]], calls)
+
+
+def _enclosed(text: str, begin: re.Pattern[str], end: re.Pattern[str]) -> Iterator[tuple[int, str, str]]:
+    """Where each pair begins, the name in it, and what stands between; in linear time, unlike one pattern for both."""
+    place = 0
+    while (begun := begin.search(text, place)) and (ended := end.search(text, begun.end())):
+        yield begun.start(), begun[1], text[begun.end() : ended.start()]
+        place = ended.end()
 
 
 TOOL_PARSERS: dict[str, ToolParser] = {
@@ -136,8 +150,8 @@ TOOL_PARSERS: dict[str, ToolParser] = {
 
 def _call(text: str) -> tuple[str, str] | None:
     try:
-        return _named(json.loads(text))
-    except ValueError:
+        return _named(json.loads(text.strip()))
+    except (ValueError, RecursionError):
         return None
 
 
@@ -150,11 +164,15 @@ def _named(value: Any) -> tuple[str, str] | None:
     return value["name"], json.dumps(arguments, ensure_ascii=False)
 
 
+def _without_line_ends(text: str) -> str:
+    return text.removeprefix("\n").removesuffix("\n")
+
+
 def _value(text: str, schema: Any) -> Any:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if kind in (None, "string"):
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -52,7 +52,7 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_of(environment: str, agent: str, model: str, endpoint: str) -> tuple[DictConfig, str]:
     """The config of a run, and the name of the agent in it."""
     paths = [
-        ROOT / "resources_servers" / environment / "configs" / f"{environment}.yaml",
+        _config_of_environment(environment),
         ROOT / "responses_api_models" / model / "configs" / f"{model}.yaml",
     ]
     given: dict[str, Any] = {
@@ -73,6 +73,13 @@ def config_of(environment: str, agent: str, model: str, endpoint: str) -> tuple[
     merged = OmegaConf.merge(given, settings)
     assert isinstance(merged, DictConfig)
     return GlobalConfigDictParser().parse_no_environment(merged), name
+
+
+def _config_of_environment(environment: str) -> Path:
+    """The one of its name, or the first."""
+    folder = ROOT / "resources_servers" / environment / "configs"
+    own = folder / f"{environment}.yaml"
+    return own if own.exists() else min(folder.glob("*.yaml"))
 
 
 def _blocks(path: Path) -> list[tuple[str, Any]]:

@@ -73,3 +73,24 @@ def test_without_parsers_the_text_is_the_answer() -> None:
     text: Any = '<think>x</think><tool_call>{"name": "a"}</tool_call>'
     message = read_answer(text, parser=None, tools={}, is_open=True, has_reasoning=False)
     assert message == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("parser", "form"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": %s}}</tool_call>'),
+        ("llama3_json", '{"name": "add", "parameters": {"a": %s}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": %s}}]'),
+        ("qwen3_coder", "<tool_call><function=add><parameter=a>%s</parameter></function></tool_call>"),
+    ],
+)
+def test_what_is_nested_too_deeply_to_be_read_is_still_an_answer(parser: str, form: str) -> None:
+    text = form % ("[" * 100_000 + "]" * 100_000)
+
+    message = read_answer(text, parser=TOOL_PARSERS[parser], tools=TOOLS, is_open=False, has_reasoning=False)
+
+    if parser == "qwen3_coder":
+        (call,) = message["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["a"].startswith("[[[")
+    else:
+        assert message["content"] == text
