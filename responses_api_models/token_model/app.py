@@ -18,7 +18,7 @@ from pydantic import PrivateAttr
 from nemo_gym.base_responses_api_model import (
     Endpoint,
     EndpointSettings,
-    SimpleResponsesAPIModel,
+    PausableModel,
     errors_explained,
     validated_answer,
 )
@@ -47,15 +47,16 @@ from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
 from responses_api_models.token_model.config import TokenModelConfig
 from responses_api_models.token_model.engines import ENGINES, Generation, sampling_of
 from responses_api_models.token_model.parsers import TOOL_PARSERS, read_answer
+from responses_api_models.token_model.pausing import whole_generation
 from responses_api_models.token_model.prompts import Prompt, PromptBuilder
 from responses_api_models.vllm_model.affinity import SessionAffinity
 
 __all__ = ["TokenModel", "TokenModelConfig"]
 
-_BESIDE_TOKENS = (PROMPT_DIGEST, "weight_versions", "weight_version")
+_BESIDE_TOKENS = (PROMPT_DIGEST, "weight_versions", "weight_segments", "weight_version")
 
 
-class TokenModel(SimpleResponsesAPIModel):
+class TokenModel(PausableModel):
     """Answers through one or several engines that take token ids."""
 
     config: TokenModelConfig
@@ -112,15 +113,20 @@ class TokenModel(SimpleResponsesAPIModel):
             sampling["max_tokens"] = min(room, sampling["max_tokens"] or room)
         engine = ENGINES[self.config.engine]
         with self._endpoint_of(request) as endpoint, errors_explained(endpoint.settings):
-            ask = getattr(endpoint.client, engine.method)
+            post = getattr(endpoint.client, engine.method)
+
+            async def ask(ids: list[int], limit: int | None) -> Generation:
+                request = engine.request(ids, {**sampling, "max_tokens": limit}, self.config.model)
+                return engine.read(await post(**request), ids)
+
             try:
-                answer = await ask(**engine.request(prompt.ids, sampling, self.config.model))
+                generation, weights = await whole_generation(self.gate, ask, prompt.ids, sampling["max_tokens"])
             except aiohttp.ClientResponseError as error:
                 if not is_too_long(error):
                     raise
                 return self._nothing_said()
-            generation = engine.read(answer, prompt.ids)
-        return validated_answer(NeMoGymChatCompletion, self._completion(chat, prompt, generation), endpoint.settings)
+        completion = self._completion(chat, prompt, generation, weights)
+        return validated_answer(NeMoGymChatCompletion, completion, endpoint.settings)
 
     def _chat_request(self, body: dict[str, Any]) -> dict[str, Any]:
         """The request as the chat template is to see it."""
@@ -146,7 +152,9 @@ class TokenModel(SimpleResponsesAPIModel):
             given["response_format"] = chat["response_format"]
         return {**given, **sampling_of(chat), **(self.config.sampling_overrides or {})}
 
-    def _completion(self, chat: Mapping[str, Any], prompt: Prompt, generation: Generation) -> dict[str, Any]:
+    def _completion(
+        self, chat: Mapping[str, Any], prompt: Prompt, generation: Generation, weights: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The Chat Completions answer that a generation amounts to."""
         functions = [tool["function"] for tool in chat.get("tools") or () if "function" in tool]
         tools = {function["name"]: function.get("parameters") for function in functions}
@@ -163,7 +171,7 @@ class TokenModel(SimpleResponsesAPIModel):
             "generation_token_ids": generation.token_ids,
             "generation_log_probs": generation.log_probs,
             PROMPT_DIGEST: prompt.digest,
-            **_version(generation.weight_version),
+            **weights,
         }
         counts = {"prompt_tokens": len(prompt.ids), "completion_tokens": len(generation.token_ids)}
         is_call = bool(message.get("tool_calls")) and generation.finish_reason != "length"
@@ -208,17 +216,6 @@ class TokenModel(SimpleResponsesAPIModel):
         config = self.config
         settings = EndpointSettings(config.name, config.base_url[number], config.model, "base_url", "api_key", "model")
         return Endpoint(self._clients[number], settings)
-
-
-def _version(told: Any) -> dict[str, Any]:
-    """The version of the weights on a message: as first and last of the turn if it is a number, else as it was told."""
-    if told is None or isinstance(told, bool):
-        return {}
-    try:
-        number = int(told)
-    except (TypeError, ValueError):
-        return {"weight_version": str(told)}
-    return {"weight_versions": [number, number]}
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from nemo_gym.base_responses_api_model import PacedModelConfig
+from nemo_gym.base_responses_api_model import PausableModelConfig
 
 
-class TokenModelConfig(PacedModelConfig):
+class TokenModelConfig(PausableModelConfig):
     """One model behind one or several engines that take token ids."""
 
     UNRELATED_TO_ANSWERS: ClassVar[frozenset[str]] = frozenset({"session_ttl_s"})

@@ -13,7 +13,8 @@ from nemo_gym.responses_converter import UnusableRequestError
 _ID_PREFIX = "token_id:"
 _SAMPLING = ("temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
 _SGLANG_NAMES = {"seed": "sampling_seed", "max_tokens": "max_new_tokens"}
-_ENDED = {"abort": "stop", None: "stop"}
+ABORTED = "abort"
+"""The finish reason of what was stopped before its end."""
 
 
 @dataclass(frozen=True)
@@ -139,4 +140,4 @@ def _check_prompt(told: Any, sent: Sequence[int]) -> None:
 
 
 def _finish(reason: Any) -> str:
-    return _ENDED.get(reason, str(reason))
+    return "stop" if reason is None else str(reason)

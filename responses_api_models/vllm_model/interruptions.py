@@ -69,7 +69,7 @@ async def whole_answer(gate: GenerationGate, outgoing: dict[str, Any], ask: Ask,
         before = kept.tokens
         _keep(kept, choice["message"], outgoing)
         empty_handed = 0 if gate.is_shut or kept.tokens > before else empty_handed + 1
-        await _pause_or_give_up(empty_handed)
+        await pause_or_give_up(empty_handed)
 
 
 def said_nothing(answer: dict[str, Any]) -> bool:
@@ -85,7 +85,7 @@ def with_no_tokens(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "choices": [{**choice, "message": message}]}
 
 
-async def _pause_or_give_up(empty_handed: int) -> None:
+async def pause_or_give_up(empty_handed: int) -> None:
     """Wait before an answer that was aborted, although nobody paused, is asked for again.
 
     Raises:

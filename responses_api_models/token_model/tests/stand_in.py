@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,20 +115,30 @@ class StandInEngine:
     delay_s: float = 0.0
     under_way: int = 0
     most_under_way: int = 0
+    says_before_abort: int = 4
+    """Tokens of an answer that is aborted."""
+    _aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def app(self) -> FastAPI:
         app = FastAPI()
         app.post("/v1/completions", response_model=None)(self.complete)
         app.post("/v1/chat/completions", response_model=None)(self.chat)
         app.post("/generate", response_model=None)(self.generate)
+        app.post("/abort")(self.abort)
         return app
+
+    async def abort(self) -> dict[str, Any]:
+        """End what is being generated, and take the time for no answer from now on."""
+        self.delay_s = 0.0
+        self._aborted.set()
+        return {}
 
     async def complete(self, request: Request) -> JSONResponse:
         body = await self._noted(request)
         prompt, limit = body["prompt"], body.get("max_tokens")
         if len(prompt) + (limit or 1) > self.max_model_len:
             return _refusal(f"This model's maximum context length is {self.max_model_len} tokens.")
-        ids, finish = self._said(prompt, limit)
+        ids, finish = self._said(prompt, limit, is_cut=body["is_cut"])
         choice = {
             "index": 0,
             "text": self.tokenizer.decode(ids),
@@ -149,7 +159,7 @@ class StandInEngine:
         prompt, limit = body["input_ids"], body["sampling_params"].get("max_new_tokens")
         if len(prompt) + (limit or 1) > self.max_model_len:
             return _refusal(f"The input ({len(prompt)} tokens) is longer than the model's context length")
-        ids, finish = self._said(prompt, limit)
+        ids, finish = self._said(prompt, limit, is_cut=body["is_cut"])
         meta = {
             "finish_reason": {"type": finish},
             "prompt_tokens": len(prompt),
@@ -187,10 +197,12 @@ class StandInEngine:
         answer = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         return JSONResponse({**answer, "prompt_token_ids": prompt})
 
-    def _said(self, prompt: list[int], limit: int | None) -> tuple[list[int], str]:
+    def _said(self, prompt: list[int], limit: int | None, *, is_cut: bool = False) -> tuple[list[int], str]:
         text = self.say(self.tokenizer.decode(prompt))
         ids = self.tokenizer.encode(text) if self.is_canonical else one_by_one(text, self.tokenizer)
         ids.append(self.tokenizer.ends[END])
+        if is_cut:
+            return ids[: self.says_before_abort], "abort"
         return (ids[:limit], "length") if limit is not None and len(ids) > limit else (ids, "stop")
 
     async def _noted(self, request: Request) -> dict[str, Any]:
@@ -198,9 +210,13 @@ class StandInEngine:
         self.requests.append(body)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
-        await asyncio.sleep(self.delay_s)
+        is_cut = False
+        if self.delay_s:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._aborted.wait(), self.delay_s)
+                is_cut = True
         self.under_way -= 1
-        return body
+        return {**body, "is_cut": is_cut}
 
 
 def one_by_one(text: str, tokenizer: ChatTokenizer) -> list[int]:
