@@ -9,10 +9,13 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 _PROGRAM = """
 import os, resource, runpy, signal, sys, tempfile
@@ -52,6 +55,16 @@ _PRELOADED = [
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 WAIT_S = 120.0
+
+
+def still_running(process: psutil.Process) -> list[psutil.Process]:
+    """What a process has started and is at work; what has ended and waits to be noticed is not."""
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 def ensure_running() -> None:

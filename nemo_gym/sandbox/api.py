@@ -445,6 +445,9 @@ class Sandbox:
         except BaseException:
             future.cancel()
             raise
+        finally:
+            if self._sandbox._is_stopped:  # whoever asks for the status afterwards leaves no thread behind
+                self._close_loop()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

@@ -72,7 +72,7 @@ def test_tokens_that_drift_in_an_actor_are_told_with_the_difference(
         result["response"]["output"] *= 2
         return result
 
-    actor = started(attached(drifting))
+    actor = started(attached(drifting, branches=False))
     given: Any = {"idx": 0, "message_log": [], "extra_env_info": rows(1)[0]}
 
     with pytest.raises(NonContiguousTokensError, match="The prompt ends too early"):

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.end_to_end import plan_end_to_end, prepare_rows
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
-from tests.programs import Piped, ensure_running
+from tests.programs import Piped, ensure_running, still_running
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 AGENT = "example_single_tool_call_simple_agent"
@@ -59,7 +59,7 @@ def start(tmp_path: Path, config: dict[str, Any]) -> Iterator[Start]:
     before = {child.pid for child in me.children(recursive=True)}  # by pid: start times shift with the clock
     yield run
     deadline = time.monotonic() + 15
-    while left := [child for child in me.children(recursive=True) if child.pid not in before]:
+    while left := [child for child in still_running(me) if child.pid not in before]:
         if time.monotonic() > deadline:
             for child in left:
                 child.kill()

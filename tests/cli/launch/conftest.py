@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from nemo_gym.global_config import GlobalConfigDictParserConfig
 from nemo_gym.launch.run_helper import RunHelper
 from tests.ports import free_port as find_free_port
-from tests.programs import Piped, ensure_running
+from tests.programs import Piped, ensure_running, still_running
 
 PLAIN_APP = """
 # A server that knows nothing of nemo-gym: it starts in no time.
@@ -118,9 +118,9 @@ def _nothing_is_left() -> Iterator[None]:
     before = {child.pid for child in me.children(recursive=True)}
     yield
     deadline = time.monotonic() + 10
-    while left := [child for child in me.children(recursive=True) if child.pid not in before]:
+    while left := [child for child in still_running(me) if child.pid not in before]:
         if time.monotonic() > deadline:
-            described = [(child.pid, child.cmdline()) for child in left]
+            described = [str(child) for child in left]
             for child in left:
                 child.kill()
             pytest.fail(f"left behind: {described}")
