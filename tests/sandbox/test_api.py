@@ -355,7 +355,7 @@ def test_commands_run_in_terminals_where_a_provider_has_them() -> None:
             assert (done.stdout, done.return_code) == ("/usr\nit's 7\n", 3)
             other = await sandbox.pty.exec("pwd", cwd="/")
             assert other.stdout == "/\n"
-            late = await sandbox.pty.exec("sleep 60", session=shell, timeout_s=0.5)
+            late = await sandbox.pty.exec("sleep 5", session=shell, timeout_s=0.5)
             assert (late.return_code, late.error_type) == (125, "timeout")
             assert [spec.command for spec in provider.opened] == ["echo out; echo err >&2; exit 4", None, "pwd"]
             with pytest.raises(NotImplementedError, match="cannot be found again"):
