@@ -30,7 +30,7 @@ from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
 from nemo_gym.servers.routes import answers_with_row, json_answer, never_waits, takes_unread
 from nemo_gym.servers.row_check import Handler, row_faults
-from nemo_gym.servers.sessions import SessionLifetimeMiddleware, SessionLifetimes
+from nemo_gym.servers.sessions import SessionLifetimeMiddleware, SessionLifetimes, Sessions
 
 if TYPE_CHECKING:
     from nemo_gym.mcp_auto_exposure import MCPTool
@@ -162,6 +162,10 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         app.get("/reverify_reason", include_in_schema=False)(self._reverify_reason_route)
         app.post(ROW_CHECK_PATH, include_in_schema=False)(self._check_rows_route)
         return app
+
+    def new_sessions(self) -> Sessions:
+        """Sessions that take turns where work waits for a processor."""
+        return Sessions(self.get_session_middleware_key(), self._session_secret(), take_turns=True)
 
     def complete_app(self) -> FastAPI:
         """The app as it is served, with its tools over MCP if its config says so."""

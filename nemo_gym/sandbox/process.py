@@ -4,7 +4,6 @@ Calls to them do not block the event loop. How much memory the machine has for t
 want of it, tells a failure of the machine from one of the program.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -17,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.child import Limits
 from nemo_gym.sandbox.confine import LAYERS
+from nemo_gym.workers.cores import Cores, own_cores
 
 _MEBIBYTE = 1024 * 1024
 _MACHINE, _KILLS = Path("/proc/meminfo"), Path("/proc/vmstat")
@@ -314,28 +315,35 @@ class _Processes:
 class IsolatedPool:
     """Up to `size` isolated processes that are started when needed and used again.
 
-    It belongs to no event loop, and ends its processes when it is closed or forgotten.
+    No more work at a time than there are processors, which all pools of a server process share; what waits takes turns,
+    one of each environment and session. The pool belongs to no event loop, and ends its processes when it is closed or
+    forgotten.
     """
 
     def __init__(
         self,
         work: Work,
-        size: int,
+        size: int | None,
         *,
         require_isolation: bool,
         layers: Sequence[str] = LAYERS,
         size_everywhere: int | None = None,
+        cores: Cores | None = None,
     ) -> None:
         """Start nothing yet.
 
         Args:
             work: What the processes do.
-            size: How many there may be.
+            size: How many there may be; None: as many as processors.
             require_isolation: Whether a process that cannot be isolated is refused.
             layers: What to isolate them with.
             size_everywhere: How many there may be on this machine when other pools share the work.
+            cores: The processors; those that all pools of this process share, unless a test has its own.
         """
-        self._room_mb = available_mb() / max(size, size_everywhere or 0)
+        self._cores = cores or own_cores()
+        self.size = size = size or self._cores.size
+        """How many there may be."""
+        self._room_mb = available_mb() / min(max(size, size_everywhere or size), self._cores.everywhere)
         self._work = work
         self._require_isolation = require_isolation
         self._layers = layers
@@ -350,7 +358,12 @@ class IsolatedPool:
             SandboxError: the process failed.
             SandboxUnavailableError: a process cannot be isolated as required.
         """
-        return await asyncio.wrap_future(self._executor.submit(self._with_process, job))
+        try:
+            return await self._cores.run(self._executor, self.size, partial(self._with_process, job))
+        except RuntimeError as error:
+            if self._processes.is_closed and not isinstance(error, GymError):  # of threads that are no more
+                raise SandboxError("the server is shutting down") from error
+            raise
 
     def start(self) -> IsolatedProcess:
         """Start a process ahead of its first use, and see what isolates it.

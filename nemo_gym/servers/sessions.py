@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nemo_gym.errors import GymError
 from nemo_gym.http.request import json_bytes
 from nemo_gym.keys import END_SESSION_HEADER
+from nemo_gym.workers.cores import WORKS_FOR
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,10 @@ class Session(NamedTuple):
 class Sessions:
     """Reads and writes the session cookies of one server."""
 
-    def __init__(self, cookie_name: str, secret: str | None = None) -> None:
+    def __init__(self, cookie_name: str, secret: str | None = None, *, take_turns: bool = False) -> None:
+        """`take_turns` says that work of this server waits for a processor, one of its sessions after the other."""
         self.cookie_name = cookie_name
+        self._take_turns = take_turns
         self._marker = f"{cookie_name}=".encode("latin-1", "replace")
         secret = secret or secrets.token_hex(32)
         self._key = blake2b(f"{cookie_name}\0{secret}".encode(), digest_size=blake2b.MAX_KEY_SIZE).digest()
@@ -88,6 +91,8 @@ class Sessions:
             data[SESSION_ID_KEY] = _new_id()
         scope["session"] = data
         scope[SESSION_RETURNS_KEY] = kept is not None
+        if self._take_turns:
+            WORKS_FOR.set((self.cookie_name, data[SESSION_ID_KEY]))
         return Session(data, kept)
 
     def header(self, session: Session) -> tuple[bytes, bytes]:

@@ -1,8 +1,9 @@
 """PUBLIC: work that may take for ever, in processes that can be killed.
 
-`WorkerPool` is the server's side, `serve` the other one, called in the worker's program with what makes a `Handle`.
-`PatternMatcher` is such a pool for the regular expressions of a data set. These names are loaded when they are first
-asked for, so that a worker loads no more than it needs.
+`in_worker` calls a slow function of an environment on all processors, without blocking its server. `PatternMatcher` is
+for the regular expressions of a data set. For programs of one's own `WorkerPool` is the server's side, `serve` the
+other one, called in the worker's program with what makes a `Handle`. All of them share the processors of the machine
+(`cores`). These names are loaded when they are first asked for, so that a worker loads no more than it needs.
 """
 
 from importlib import import_module
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
         PatternTimeoutError,
         WorkerDeathError,
         WorkerError,
+        WorkerFunctionError,
+        WorkerKilledError,
         WorkerPool,
         WorkerStalledError,
         WorkerStartError,
         WorkerTimeoutError,
         captured,
+        in_worker,
     )
 
 _HOMES = {
@@ -30,11 +34,14 @@ _HOMES = {
     "PatternTimeoutError": "pool",
     "WorkerDeathError": "pool",
     "WorkerError": "pool",
+    "WorkerFunctionError": "pool",
+    "WorkerKilledError": "pool",
     "WorkerPool": "pool",
     "WorkerStalledError": "pool",
     "WorkerStartError": "pool",
     "WorkerTimeoutError": "pool",
     "captured": "pool",
+    "in_worker": "pool",
     "serve": "loop",
 }
 
@@ -45,11 +52,14 @@ __all__ = [
     "PatternTimeoutError",
     "WorkerDeathError",
     "WorkerError",
+    "WorkerFunctionError",
+    "WorkerKilledError",
     "WorkerPool",
     "WorkerStalledError",
     "WorkerStartError",
     "WorkerTimeoutError",
     "captured",
+    "in_worker",
     "serve",
 ]
 

@@ -1,19 +1,24 @@
 """The server's side: a bounded number of worker processes that are killed when they get stuck.
 
-Processes are started when they are first needed and used again for every later request. One that uses up
-its processor time is gone, and the next request gets a new one. One that dies otherwise is replaced once for
-the same request; if that dies, too, there is no answer.
+Processes are started when they are first needed and used again for every later request. There are never more at
+work than processors, and requests wait for one in turn (`cores`). One that uses up its processor time is gone, and the
+next request gets a new one. One that dies otherwise is replaced once for the same request; if that dies, too, there is
+no answer. Whether that is the request's doing depends on how they died: a process that crashed did so over the
+request, one that was killed was killed by somebody, most often a kernel without memory.
 
 What counts as too long is the processor's time, not the clock's: on a machine that is busy with other things
 the same request must get the same answer. The clock only ends a wait that leads nowhere, which is the
 machine's failure and nobody's verdict.
 
 Regular expressions that come with data are matched in them: a pattern such as `(a+)+b` can take longer than the
-universe on a text of a hundred letters, and nothing but the end of its process stops it.
+universe on a text of a hundred letters, and nothing but the end of its process stops it. Functions of authors are
+called in them, so that a slow one keeps neither the server nor the other processors waiting.
 """
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import json
 import logging
 import os
@@ -25,15 +30,17 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar, TypeVarTuple
 
 from starlette.exceptions import HTTPException
 
 from nemo_gym.errors import GymError
+from nemo_gym.workers.cores import Cores, own_cores
+from nemo_gym.workers.function_worker import MAIN_FILE, dumped, loaded
 from nemo_gym.workers.loop import READY
 
 logger = logging.getLogger(__name__)
@@ -42,8 +49,12 @@ START_TIMEOUT_S = 120.0
 _TRIES = 2
 _CLOCK_FACTOR, _CLOCK_GRACE_S = 10, 60.0
 """How much slower than alone on its processor a worker may be, and how much longer it may wait to be put to work."""
+_OWN_END_S = 1.0
 PATTERN_TIMEOUT_S = 10.0
-_PROCESSES = 2
+_NOBODY = "nobody waits for the answer any more"
+_KILLS = (-signal.SIGKILL, -signal.SIGTERM)
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class WorkerError(GymError, RuntimeError):
@@ -58,6 +69,14 @@ class WorkerDeathError(WorkerError):
     """Workers died over one request, each of them: it is the request that kills them."""
 
 
+class WorkerKilledError(WorkerError):
+    """Workers were killed over one request, by somebody or for want of memory: that says nothing about the request."""
+
+
+class WorkerFunctionError(WorkerError):
+    """A function failed in a worker with an error that could not be brought here."""
+
+
 class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker used up the processor time that a request may take: it is the request that takes too long."""
 
@@ -67,19 +86,41 @@ class WorkerStalledError(WorkerError, TimeoutError):
 
 
 class WorkerPool:
-    """Has requests answered in at most `max_workers` processes that run `program`.
+    """Has requests answered in at most `max_workers` processes that run `program`, as many as processors if unset.
 
     Each may take `cpu_limit_s` of the processor's time and, if the machine has better things to do, `clock_limit_s`.
+    Neither counts the time for which a request waits for its turn. A request that is cancelled ends its process.
     """
 
     def __init__(
-        self, name: str, program: Path, max_workers: int, cpu_limit_s: float, clock_limit_s: float | None = None
+        self,
+        name: str,
+        program: Path,
+        max_workers: int | None,
+        cpu_limit_s: float,
+        clock_limit_s: float | None = None,
+        *,
+        arguments: Callable[[], Sequence[str]] = list,
+        cores: Cores | None = None,
     ) -> None:
+        """Start nothing yet.
+
+        Args:
+            name: What the processes are called in messages.
+            program: What they run; it calls `serve`.
+            max_workers: How many there may be.
+            cpu_limit_s: The processor time of one request.
+            clock_limit_s: The time of one request by the clock; unset: ten times that and a minute.
+            arguments: Of the program.
+            cores: The processors; those that all pools of this process share, unless a test has its own.
+        """
         self._name = name
         self._cpu_limit_s = cpu_limit_s
-        self._clock_limit_s = clock_limit_s or _CLOCK_FACTOR * cpu_limit_s + _CLOCK_GRACE_S
-        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix=name)
-        self._workers = _Workers(name, program)
+        self._clock_limit_s = clock_limit_s
+        self._cores = cores or own_cores()
+        self._most = max_workers or self._cores.size
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix=name)
+        self._workers = _Workers(name, program, arguments)
         weakref.finalize(self, _Workers.close, self._workers)  # also when the interpreter ends
 
     async def ask(self, **request: Any) -> dict[str, Any]:
@@ -88,10 +129,18 @@ class WorkerPool:
         Raises:
             WorkerTimeoutError: it takes too long.
             WorkerDeathError: the workers died over it.
-            WorkerError: they stalled, cannot be started, or are closed.
+            WorkerError: they were killed, stalled, cannot be started, or are closed.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._ask, request)
+        return await self.ask_within(self._cpu_limit_s, request)
+
+    async def ask_within(self, cpu_limit_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, for a request with a limit of its own."""
+        job = _Job(request, cpu_limit_s, self._clock_limit_s or _CLOCK_FACTOR * cpu_limit_s + _CLOCK_GRACE_S)
+        try:
+            return await self._cores.run(self._threads, self._most, functools.partial(self._ask, job))
+        except asyncio.CancelledError:
+            job.give_up()
+            raise
 
     def open(self) -> None:
         """Allow work again after `close`."""
@@ -106,39 +155,83 @@ class WorkerPool:
         """The processes there are."""
         return self._workers.pids
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        line = json.dumps({**request, "cpu_limit_s": self._cpu_limit_s}).encode() + b"\n"
+    def _ask(self, job: "_Job") -> dict[str, Any]:
+        was_killed = False
         for _ in range(_TRIES):
             worker = self._workers.take()
+            if not job.is_begun_by(worker):
+                self._workers.give_back(worker)
+                raise WorkerError(_NOBODY)
             try:
-                answer = worker.ask(line, self._clock_limit_s)
+                answer = job.answer(worker)
             except TimeoutError as error:
                 self._workers.discard(worker)
                 raise WorkerStalledError(
-                    f"a {self._name} process gave no answer within {self._clock_limit_s:g} s, in which it did not get "
-                    f"{self._cpu_limit_s:g} s of the processor; the machine is overloaded, or stopped it"
+                    f"a {self._name} process gave no answer within {job.clock_limit_s:g} s, in which it did not get "
+                    f"{job.cpu_limit_s:g} s of the processor; the machine is overloaded, or stopped it"
                 ) from error
             except (OSError, EOFError) as error:
+                code = worker.wait_for_own_end()
                 self._workers.discard(worker)
-                if worker.ran_out_of_time:
+                if job.is_given_up:
+                    raise WorkerError(_NOBODY) from error
+                if code == -signal.SIGPROF:  # the limit that `loop.serve` sets
                     raise WorkerTimeoutError(
-                        f"a {self._name} process used up its {self._cpu_limit_s:g} s of processor time"
+                        f"a {self._name} process used up its {job.cpu_limit_s:g} s of processor time"
                     ) from error
-                logger.warning("a %s process died at its work (%s): %r", self._name, worker.last_words(), error)
+                logger.warning("a %s process died at its work (exit code %s): %r", self._name, code, error)
+                was_killed = was_killed or code in _KILLS
                 continue
             self._workers.give_back(worker)
             answered: dict[str, Any] = json.loads(answer)
             return answered
+        if was_killed:
+            raise WorkerKilledError(
+                f"{_TRIES} {self._name} processes were lost over one request, and not by their own doing: they were "
+                "killed, most often because this machine has not enough memory"
+            )
         raise WorkerDeathError(f"{_TRIES} {self._name} processes died over one request")
+
+
+class _Job:
+    """One request, of which the process that works on it is known, so that it can be given up."""
+
+    def __init__(self, request: Mapping[str, Any], cpu_limit_s: float, clock_limit_s: float) -> None:
+        self.cpu_limit_s, self.clock_limit_s = cpu_limit_s, clock_limit_s
+        self.is_given_up = False
+        self._line = json.dumps({**request, "cpu_limit_s": cpu_limit_s}).encode() + b"\n"
+        self._worker: _Worker | None = None
+        self._lock = threading.Lock()
+
+    def is_begun_by(self, worker: "_Worker") -> bool:
+        """Whether it is still wanted; from now on giving it up ends this process."""
+        with self._lock:
+            self._worker = None if self.is_given_up else worker
+        return self._worker is not None
+
+    def answer(self, worker: "_Worker") -> bytes:
+        try:
+            return worker.ask(self._line, self.clock_limit_s)
+        finally:
+            with self._lock:
+                self._worker = None
+
+    def give_up(self) -> None:
+        """End the process that works on it, if one does, so that its processor is free."""
+        with self._lock:
+            self.is_given_up = True
+            if self._worker is not None:
+                self._worker.end()
 
 
 class _Workers:
     """The processes that exist, and those that have nothing to do."""
 
-    def __init__(self, name: str, program: Path) -> None:
+    def __init__(self, name: str, program: Path, arguments: Callable[[], Sequence[str]]) -> None:
         self.is_open = True
         self._name = name
         self._program = program
+        self._arguments = arguments
         self._lock = threading.Lock()
         self._all: set[_Worker] = set()
         self._idle: list[_Worker] = []
@@ -155,7 +248,7 @@ class _Workers:
                 raise WorkerError("the server is stopping")
             if self._idle:
                 return self._idle.pop()
-            worker = _Worker(self._program)
+            worker = _Worker(self._program, self._arguments())
             self._all.add(worker)
         try:
             worker.wait_until_ready(self._name)
@@ -189,9 +282,9 @@ class _Workers:
 class _Worker:
     """One process, used by one thread at a time."""
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, arguments: Sequence[str]) -> None:
         self._program = program
-        command = [sys.executable, "-P", str(program)]
+        command = [sys.executable, "-P", str(program), *arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -217,6 +310,10 @@ class _Worker:
         self._requests.flush()
         return self._read_line(timeout_s)
 
+    def end(self) -> None:
+        """End the process; who waits for its answer is told, and waits for its end."""
+        self._process.kill()
+
     def kill(self) -> None:
         """End the process and wait for its end, so that no zombie stays."""
         self._process.kill()
@@ -227,10 +324,11 @@ class _Worker:
         with contextlib.suppress(OSError):  # for what was not sent yet
             self._requests.close()
 
-    @property
-    def ran_out_of_time(self) -> bool:
-        """Whether it has ended by the limit that `loop.serve` sets."""
-        return self._process.poll() == -signal.SIGPROF
+    def wait_for_own_end(self) -> int | None:
+        """How it has ended by itself, after its last answer; None: it has not."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_OWN_END_S)
+        return None
 
     def last_words(self) -> str:
         return f"exit code {self._process.poll()}"
@@ -264,7 +362,8 @@ class PatternTimeoutError(HTTPException, TimeoutError):
 class PatternMatcher:
     """Looks for patterns in texts, each time in at most `timeout_s` of the processor's time."""
 
-    def __init__(self, timeout_s: float = PATTERN_TIMEOUT_S, processes: int = _PROCESSES) -> None:
+    def __init__(self, timeout_s: float = PATTERN_TIMEOUT_S, processes: int | None = None) -> None:
+        """Use at most so many processes, as many as processors if unset."""
         self._pool = WorkerPool("pattern", Path(__file__).with_name("pattern_worker.py"), processes, timeout_s)
         self.open, self.close = self._pool.open, self._pool.close
 
@@ -279,7 +378,7 @@ class PatternMatcher:
         Raises:
             re.error: it is no regular expression.
             PatternTimeoutError: it takes too long, or more than a process can do.
-            WorkerError: there is no telling, since the machine is overloaded or the server stops.
+            WorkerError: there is no telling, since the machine is overloaded, killed them, or the server stops.
         """
         re.compile(pattern, flags)
         try:
@@ -297,3 +396,60 @@ def captured(found: list[str | None]) -> str:
     """The first group of a match that is not empty, else all of it."""
     whole, *groups = found
     return next((group for group in groups if group), whole) or ""
+
+
+async def in_worker(
+    function: Callable[[*_Arguments], _Result], *arguments: *_Arguments, timeout_s: float = 10.0
+) -> _Result:
+    """What `function` returns, called in another process: a slow one keeps neither the event loop nor others waiting.
+
+    As many are called at a time as there are processors; what waits takes turns, one of each environment and session.
+
+    Args:
+        function: One at the top of a module, or a `functools.partial` of one; it is imported there, and called again
+            and again in processes that stay. It must not be a coroutine function.
+        arguments: Whatever can be pickled; so must be what it returns.
+        timeout_s: Processor time that one call may take; waiting for a processor does not count.
+
+    Raises:
+        TypeError: the function or an argument cannot be sent to another process.
+        WorkerTimeoutError: it takes too long.
+        WorkerDeathError: processes crashed over it.
+        WorkerError: they were killed, stalled or cannot be started: nobody can say what it would have returned.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{function!r} is a coroutine function, which an event loop has to run; give a plain one")
+    try:
+        call = dumped((function, arguments))
+    except Exception as error:
+        raise TypeError(
+            f"{function!r} cannot be called in another process ({error}): give a function at the top of a module, and "
+            "arguments that pickle takes"
+        ) from error
+    answer = await _functions().ask_within(timeout_s, {"call": call})
+    if "returned" in answer:
+        result: _Result = loaded(answer["returned"])
+        return result
+    raise _raised(**answer)
+
+
+def _raised(raised: str, traceback: str) -> Exception:
+    """What a function raised; where it did is in the notes."""
+    try:
+        error: Exception = loaded(raised)
+    except Exception:  # noqa: BLE001 - an error of the author's that cannot be made again here
+        return WorkerFunctionError(traceback.strip())
+    error.add_note(f"In a worker:\n{traceback}")
+    return error
+
+
+@functools.cache
+def _functions() -> WorkerPool:
+    """The processes in which functions are called, for all environments of this process."""
+    program = Path(__file__).with_name("function_worker.py")
+    return WorkerPool("function", program, None, PATTERN_TIMEOUT_S, arguments=_surroundings)
+
+
+def _surroundings() -> list[str]:
+    """Where modules are found here, and what the main one is."""
+    return [json.dumps([*filter(None, sys.path)]), str(getattr(sys.modules["__main__"], MAIN_FILE, None) or "")]

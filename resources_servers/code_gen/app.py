@@ -40,8 +40,8 @@ _NO_ROOM = (
 class CodeGenResourcesServerConfig(BaseResourcesServerConfig):
     """What programs may use."""
 
-    num_processes: int = Field(default=8, ge=1)
-    """Programs that run at the same time."""
+    num_processes: int | None = Field(default=None, ge=1)
+    """Programs that run at the same time, never more than there are processors; as many as these when unset."""
     unit_test_timeout_secs: float = Field(default=10, gt=0)
     """Time for one test."""
     memory_limit_mb: int = Field(default=1024, ge=64)
@@ -107,7 +107,7 @@ class CodeGenResourcesServer(SimpleResourcesServer):
         super().model_post_init(context)
         self._programs = IsolatedPool(
             _WORK,
-            per_process_cap(self.config.num_processes) or 1,
+            per_process_cap(self.config.num_processes),
             require_isolation=not self.config.allow_unsandboxed,
             size_everywhere=self.config.num_processes,
         )
@@ -119,7 +119,7 @@ class CodeGenResourcesServer(SimpleResourcesServer):
                 "or set `allow_unsandboxed: true` if this machine has nothing to lose"
             ) from error
         if not self._programs.has_room_for(self.config.memory_limit_mb):
-            logger.warning(_NO_ROOM, self.config.name, self.config.num_processes, self.config.memory_limit_mb)
+            logger.warning(_NO_ROOM, self.config.name, self._programs.size, self.config.memory_limit_mb)
         if not first.holds:
             logger.warning("%s runs what models write WITHOUT a sandbox: %s", self.config.name, first.problems)
 

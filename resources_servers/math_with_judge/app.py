@@ -6,7 +6,6 @@ not accept, twice, with the answers swapped, so that it does not matter which on
 see first.
 """
 
-import os
 from typing import Annotated, Any, Self
 
 from fastapi import FastAPI
@@ -43,7 +42,7 @@ class LibraryJudgeMathResourcesServerConfig(BaseResourcesServerConfig):
     library_verifier_timeout_seconds: float = Field(default=10.0, gt=0)
     """Processor time: an answer on which math-verify works longer counts as not equal."""
     library_verifier_max_concurrency: int = Field(default=32, ge=1)
-    """math-verify processes at the same time; there are never more than processors."""
+    """math-verify processes at the same time; no more work at a time than there are processors."""
 
     @model_validator(mode="after")
     def _judge_is_named(self) -> Self:
@@ -94,8 +93,8 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
     def model_post_init(self, context: Any, /) -> None:
         """Prepare the pool; its processes start when they are needed."""
         super().model_post_init(context)
-        processes = min(self.config.library_verifier_max_concurrency, max(2, os.cpu_count() or 1))
-        self._library = LibraryPool(per_process_cap(processes) or 1, self.config.library_verifier_timeout_seconds)
+        processes = per_process_cap(self.config.library_verifier_max_concurrency) or 1
+        self._library = LibraryPool(processes, self.config.library_verifier_timeout_seconds)
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the pool ends with the app."""

@@ -1,8 +1,8 @@
 """Answers compared by math-verify, in processes that can be killed when one gets stuck.
 
-An answer that takes too much of the processor's time, or over which one process after the other dies, counts as
-not equal. Where processes cannot be started, or do not get that time, there is no verdict, and the rollout fails
-rather than score 0.
+An answer that takes too much of the processor's time, or over which one process after the other crashes, counts as
+not equal. Where processes cannot be started, do not get that time, or are killed, there is no verdict, and the rollout
+fails rather than score 0.
 """
 
 import logging

@@ -33,8 +33,9 @@ _WAITING_FACTOR = 6
 class ReasoningGymResourcesServerConfig(BaseResourcesServerConfig):
     """How much scoring may cost."""
 
-    scoring_processes: int = Field(default=2, ge=1)
-    """Processes that score at the same time; each holds the library, about 150 MB."""
+    scoring_processes: int | None = Field(default=None, ge=1)
+    """Processes that score at the same time, never more than there are processors; as many as these when unset. Each
+    holds the library, about 150 MB, and is started when those that are there are busy."""
     scoring_cpu_limit_s: int = Field(default=10, ge=1)
     """An answer that keeps the scorer busy for longer scores 0."""
 
@@ -85,7 +86,7 @@ class ReasoningGymResourcesServer(SimpleResourcesServer):
     def model_post_init(self, context: Any, /) -> None:
         """Prepare the scoring processes; they start when they are needed."""
         super().model_post_init(context)
-        processes = per_process_cap(self.config.scoring_processes) or 1
+        processes = per_process_cap(self.config.scoring_processes)
         self._scorers = IsolatedPool(_WORK, processes, require_isolation=False)
 
     def setup_webserver(self) -> FastAPI:

@@ -12,17 +12,21 @@ import pytest
 
 from nemo_gym.workers.pool import (
     PatternMatcher,
-    PatternTimeoutError,
+    WorkerDeathError,
+    WorkerKilledError,
     WorkerPool,
     WorkerStalledError,
     WorkerTimeoutError,
 )
 
 PROGRAM = """
+import os
 import time
 from nemo_gym.workers.loop import serve
 
 def work(request):
+    if request.get("crashes"):
+        os.abort()
     time.sleep(request["sleeps_s"])
     until = time.process_time() + request["works_s"]
     while time.process_time() < until:
@@ -81,7 +85,7 @@ def test_a_worker_that_gets_no_processor_is_the_machines_failure(make_pool: Call
     assert pool.pids == set()
 
 
-def test_a_pattern_that_kills_its_processes_is_given_up() -> None:
+def test_processes_that_are_killed_say_nothing_about_the_request_and_are_replaced() -> None:
     matcher = PatternMatcher(timeout_s=60.0, processes=1)
 
     async def use() -> None:
@@ -96,7 +100,38 @@ def test_a_pattern_that_kills_its_processes_is_given_up() -> None:
         await wanted
 
     try:
-        with pytest.raises(PatternTimeoutError, match="2 pattern processes died over one request"):
+        with pytest.raises(WorkerKilledError, match=r"2 pattern processes were lost .* not enough memory"):
             asyncio.run(asyncio.wait_for(use(), 60))
+        assert asyncio.run(matcher.last_match("b", "abc")) == ["b"]
     finally:
         matcher.close()
+
+
+def test_processes_that_crash_do_so_over_the_request(make_pool: Callable[..., WorkerPool]) -> None:
+    pool = make_pool(cpu_limit_s=30.0)
+
+    with pytest.raises(WorkerDeathError, match="2 working processes died over one request"):
+        asyncio.run(pool.ask(crashes=True))
+    assert asyncio.run(pool.ask(sleeps_s=0, works_s=0)) == {"done": True}
+
+
+def test_a_request_that_is_cancelled_ends_its_process_or_is_never_begun(make_pool: Callable[..., WorkerPool]) -> None:
+    pool = make_pool(cpu_limit_s=60.0)
+
+    async def use() -> set[int]:
+        first = asyncio.create_task(pool.ask(sleeps_s=0, works_s=50))
+        waiting = asyncio.create_task(pool.ask(sleeps_s=0, works_s=50))
+        for _ in range(3_000):
+            await asyncio.sleep(0.01)
+            if any(psutil.Process(pid).cpu_times().user > 0.2 for pid in pool.pids):
+                break
+        busy = pool.pids
+        waiting.cancel()
+        first.cancel()
+        await asyncio.wait([first, waiting])
+        assert first.cancelled()
+        assert waiting.cancelled()
+        assert await asyncio.wait_for(pool.ask(sleeps_s=0, works_s=0), 30) == {"done": True}
+        return busy & pool.pids
+
+    assert asyncio.run(use()) == set()

@@ -141,7 +141,8 @@ for action in (
 def test_it_refuses_to_start_where_programs_cannot_be_isolated(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(IsolatedPool.__init__, "__kwdefaults__", {"layers": ("seccomp",)})
+    defaults = {**(IsolatedPool.__init__.__kwdefaults__ or {}), "layers": ("seccomp",)}
+    monkeypatch.setattr(IsolatedPool.__init__, "__kwdefaults__", defaults)
 
     with pytest.raises(ConfigError, match=r"would run unprotected.*allow_unsandboxed: true"):
         make_server()

@@ -1,0 +1,158 @@
+"""The processors of this machine, and whose turn it is to have one.
+
+Work that keeps a processor busy is done in other processes: mathematics, regular expressions, what models programmed,
+functions of authors. All of it that a server process has done goes through one `Cores`, which lets no more go at a time
+than there are processors, however many environments there are; replicas of the process divide them. What has to wait
+takes turns: one piece of work of each environment, and within an environment one of each session. A thousand slow
+verdicts of one keep another waiting for one of them, not for all.
+
+Waiting is not working: limits of time begin when the work does. Who is cancelled while he waits is forgotten.
+"""
+
+import asyncio
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeVar
+
+from nemo_gym.process_inputs import num_replicas, num_workers
+
+WORKS_FOR: ContextVar[tuple[str, str]] = ContextVar("nemo_gym_works_for", default=("", ""))
+"""The server and its session that the running code works for."""
+
+_AT_LEAST = 2
+"""Pieces of work at a time, also on one processor: one that gets stuck is not to hold up all."""
+_OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_Result = TypeVar("_Result")
+
+
+def processors() -> int:
+    """How many this process may use: by its affinity, and by the quota of the control group that it is in."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(count, _quota(count)))
+
+
+def _quota(otherwise: int) -> int:
+    try:
+        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
+        allowed_us, period_us = (_GROUPS / own.lstrip("/") / "cpu.max").read_text().split()
+        return otherwise if allowed_us == "max" else -(-int(allowed_us) // int(period_us))
+    except (OSError, ValueError, StopIteration):  # no such system, or no limit
+        return otherwise
+
+
+def own_share() -> int:
+    """How many pieces of work this process may have under way: the replicas and workers of a server divide them."""
+    return max(1, -(-max(_AT_LEAST, processors()) // _processes()))
+
+
+def _processes() -> int:
+    return num_replicas() * num_workers()
+
+
+class _Lane:
+    """What waits for the threads of one pool on behalf of one environment: one of each session in turn."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.under_way = most, 0
+        self._of_session: dict[str, deque[Future[None]]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._of_session
+
+    def add(self, session: str, turn: Future[None]) -> None:
+        self._of_session.setdefault(session, deque()).append(turn)
+
+    def pop(self) -> Future[None] | None:
+        """Whose turn it is; his session goes to the end. Those who were cancelled are passed over."""
+        while self._of_session:
+            session = next(iter(self._of_session))
+            turns = self._of_session.pop(session)
+            turn = turns.popleft()
+            if turns:
+                self._of_session[session] = turns
+            if turn.set_running_or_notify_cancel():
+                return turn
+        return None
+
+
+class Cores:
+    """Lets so much work go at a time, whoever wants it; it belongs to no event loop."""
+
+    def __init__(self, size: int, processes: int = 1) -> None:
+        """`size` is for this process; `processes` do the same."""
+        self.size, self.everywhere = size, size * processes
+        """How much work goes at a time in this process, and in all together."""
+        self._free = size
+        self._lock = threading.Lock()
+        self._lanes: dict[tuple[Executor, str], _Lane] = {}
+
+    async def run(self, threads: Executor, most: int, work: Callable[[], _Result]) -> _Result:
+        """What `work` returns, done in one of `threads` when it is its turn; at most `most` in these at a time.
+
+        Raises:
+            RuntimeError: the threads were shut down meanwhile.
+        """
+        server, session = WORKS_FOR.get()
+        key = (threads, server)
+        turn: Future[None] = Future()
+        with self._lock:
+            lane = self._lanes.setdefault(key, _Lane(most))
+            lane.add(session, turn)
+        self._let_go()
+        if not turn.done():
+            await self._wait(key, turn)
+        try:
+            done = threads.submit(work)
+        except BaseException:
+            self._over(key)
+            raise
+        done.add_done_callback(lambda _: self._over(key))  # also if nobody waits for it any more
+        return await asyncio.wrap_future(done)
+
+    async def _wait(self, key: tuple[Executor, str], turn: Future[None]) -> None:
+        try:
+            await asyncio.wrap_future(turn)
+        except asyncio.CancelledError:
+            if not turn.cancel():  # its turn came at the same moment
+                self._over(key)
+            raise
+
+    def _over(self, key: tuple[Executor, str]) -> None:
+        with self._lock:
+            self._free += 1
+            self._lanes[key].under_way -= 1
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let everybody go whose turn has come."""
+        going = []
+        with self._lock:
+            while self._free and (turn := self._next()) is not None:
+                self._free -= 1
+                going.append(turn)
+            idle = [key for key, lane in self._lanes.items() if lane.is_empty and not lane.under_way]
+            for key in idle:
+                del self._lanes[key]
+        for turn in going:
+            turn.set_result(None)
+
+    def _next(self) -> Future[None] | None:
+        for key, lane in self._lanes.items():
+            if lane.under_way < lane.most and (turn := lane.pop()) is not None:
+                lane.under_way += 1
+                self._lanes[key] = self._lanes.pop(key)
+                return turn
+        return None
+
+
+@functools.cache
+def own_cores() -> Cores:
+    """Those of this process."""
+    return Cores(own_share(), _processes())
