@@ -10,10 +10,10 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from omegaconf import DictConfig, OmegaConf
@@ -33,6 +33,7 @@ _MOST_KINDS = 20
 _WORTH_TELLING_S = 0.05
 """Of waiting for a pace: a call that need not wait waits microseconds."""
 _KIND_LENGTH = 30
+_Group = TypeVar("_Group", bound=Hashable)
 
 _TIMEOUT_S = 10.0
 _MODEL_NAME_KEYS = ("openai_model", "model")
@@ -378,23 +379,40 @@ class EndpointRetries:
     """Calls that pause now, by what they wait for to pass."""
     paced_s: float = 0.0
     """Seconds that calls have waited for the pace that their model server keeps, all calls together."""
+    pacing: int = 0
+    """Calls that wait for it now."""
 
-    def text(self) -> str:
-        """For a line about the endpoint."""
-        return f"tried again after {_listed(self.counts)}, at a cost of {_duration(self.cost_s)} over all calls"
+    def add(self, other: "EndpointRetries") -> None:
+        """Add up what is counted in two places."""
+        self.counts.update(other.counts)
+        self.waiting.update(other.waiting)
+        self.cost_s, self.paced_s = self.cost_s + other.cost_s, self.paced_s + other.paced_s
+        self.pacing += other.pacing
+
+    def notice(self) -> str:
+        """For a line that changes: what was ridden out and what waits now; empty when nothing was."""
+        said = [f"tried again after {_listed(self.counts)} in {_duration(self.cost_s)}"] if self.counts else []
+        said += [f"calls waiting: {_listed(self.waiting)}"] if self.counts and +self.waiting else []
+        if self.paced_s >= _WORTH_TELLING_S:
+            now = f" ({self.pacing} waiting now)" if self.pacing else ""
+            said.append(f"waited {_duration(self.paced_s)} for the pace over all calls{now}")
+        return ", ".join(said)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        found = {"tried_again": dict(self.counts), "cost_s": round(self.cost_s, 3)}
+        return found | ({"paced_s": round(self.paced_s, 3)} if self.paced_s >= _WORTH_TELLING_S else {})
 
 
 class RetryLedger:
-    """The retries of all model servers, from what they tell every now and then."""
+    """The retries of all model servers, as they tell them; of several (policy and judge) it is said whose they are."""
 
     def __init__(self) -> None:
-        self.by_endpoint: dict[str, EndpointRetries] = {}
-        """By the endpoint's address."""
         self.by_server: dict[str, Counter[str]] = {}
         """Tries that failed and were made again, by the model server that made them."""
-        self._pausing: dict[tuple[str, int, str], Counter[str]] = {}
+        self._told: dict[tuple[str, int, str], EndpointRetries] = {}
+        """By model server, process of it and the endpoint's address; not more addresses than can be shown."""
         self._last: dict[tuple[str, int, str], tuple[Counter[str], float, float]] = {}
-        self._pacing: dict[tuple[str, int, str], int] = {}
 
     def note(self, server: str, process: int, told: Any, run_for_s: float) -> None:
         """Take what one process of a model server told, `run_for_s` after the run began.
@@ -409,67 +427,55 @@ class RetryLedger:
 
     def _note(self, server: str, process: int, state: Mapping[str, Any], run_for_s: float) -> None:
         url = shown(state["url"], _LONGEST_TEXT)
-        counts = _counter(state["ridden_out"])
+        counts, waiting = _counter(state["ridden_out"]), _counter(state["pausing"])
         cost_s, asked_s_ago = float(state["ridden_out_cost_s"]), state["asked_s_ago"]
         paced_s, pacing = float(state.get("paced_s", 0.0)), int(state.get("pacing", 0))
         is_ours = asked_s_ago is None or float(asked_s_ago) <= run_for_s
         key = (server, process, url)
-        before, before_s, before_paced_s = self._last.get(
-            key, (Counter(), 0.0, 0.0) if is_ours else (counts, cost_s, paced_s)
-        )
+        at_first = (Counter[str](), 0.0, 0.0) if is_ours else (counts, cost_s, paced_s)
+        before, before_s, before_paced_s = self._last.get(key, at_first)
         if cost_s < before_s or paced_s < before_paced_s - _WORTH_TELLING_S:  # it was started again
             before, before_s, before_paced_s = Counter(), 0.0, 0.0
-        self._last[key], self._pacing[key] = (counts, cost_s, paced_s), pacing
+        self._last[key] = (counts, cost_s, paced_s)
         self.by_server.setdefault(server, Counter()).update(counts - before)
-        if url not in self.by_endpoint and len(self.by_endpoint) >= _MOST_ENDPOINTS:
+        if key not in self._told and len({told for *_, told in self._told} - {url}) >= _MOST_ENDPOINTS:
             return
-        endpoint = self.by_endpoint.setdefault(url, EndpointRetries())
-        endpoint.counts.update(counts - before)
-        endpoint.cost_s += cost_s - before_s
-        endpoint.waiting = self._pausing[key] = _counter(state["pausing"])
-        endpoint.paced_s += paced_s - before_paced_s
+        found = self._told.setdefault(key, EndpointRetries())
+        found.waiting, found.pacing = Counter(), 0
+        found.add(EndpointRetries(counts - before, cost_s - before_s, waiting, paced_s - before_paced_s, pacing))
 
     def pausing_in(self, server: str) -> Counter[str]:
         """Calls of a model server that pause now before they are made again, by what was wrong."""
-        found: Counter[str] = Counter()
-        for (name, _, _), pausing in self._pausing.items():
-            if name == server:
-                found.update(pausing)
-        return found
+        return self._added_up(lambda name, _: name == server).get(True, EndpointRetries()).waiting
+
+    def _added_up(self, group_of: Callable[[str, str], _Group]) -> dict[_Group, EndpointRetries]:
+        """What was told, in groups by model server and address."""
+        groups: dict[_Group, EndpointRetries] = {}
+        for (server, _, url), found in self._told.items():
+            groups.setdefault(group_of(server, url), EndpointRetries()).add(found)
+        return groups
 
     def notice(self) -> str:
         """For a line that changes: what was ridden out and what waits now; empty when nothing was."""
-        counts, waiting, cost_s, paced_s = Counter[str](), Counter[str](), 0.0, 0.0
-        for endpoint in self.by_endpoint.values():
-            counts.update(endpoint.counts)
-            waiting.update(endpoint.waiting)
-            cost_s += endpoint.cost_s
-            paced_s += endpoint.paced_s
-        said = [f"tried again after {_listed(counts)} in {_duration(cost_s)}"] if counts else []
-        said += [f"calls waiting: {_listed(waiting)}"] if counts and waiting else []
-        if paced_s >= _WORTH_TELLING_S:
-            pacing = sum(self._pacing.values())
-            now = f" ({pacing} waiting now)" if pacing else ""
-            said.append(f"waited {_duration(paced_s)} for the pace over all calls{now}")
-        return ", ".join(said)
+        servers = self._added_up(lambda server, _: f"{server}: " if len(self.by_server) > 1 else "")
+        return ", ".join(name + said for name, it in servers.items() if (said := it.notice()))
 
     def lines(self) -> list[str]:
         """One for each endpoint that had trouble, and one for each that was waited for to keep a pace."""
-        retried = [f"Retries: {url}: {it.text()}" for url, it in self.by_endpoint.items() if it.counts]
-        return retried + [
-            f"Pace: {url}: waited {_duration(it.paced_s)} for the pace over all calls"
-            for url, it in self.by_endpoint.items()
-            if it.paced_s >= _WORTH_TELLING_S
-        ]
+        places = self._added_up(lambda server, url: f"{server} at {url}" if len(self.by_server) > 1 else url).items()
+        tried, waited = "Retries: {}: tried again after {}, at a cost of {}", "Pace: {}: waited {} for the pace"
+        said = [tried.format(at, _listed(it.counts), _duration(it.cost_s)) for at, it in places if it.counts]
+        said += [waited.format(at, _duration(it.paced_s)) for at, it in places if it.paced_s >= _WORTH_TELLING_S]
+        return [f"{line} over all calls" for line in said]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            url: {"tried_again": dict(it.counts), "cost_s": round(it.cost_s, 3)}
-            | ({"paced_s": round(it.paced_s, 3)} if it.paced_s >= _WORTH_TELLING_S else {})
-            for url, it in self.by_endpoint.items()
-            if it.counts or it.paced_s >= _WORTH_TELLING_S
-        }
+        """For programs: by address and, where there are several model servers, by these, too."""
+        places = self._added_up(lambda _, url: url)
+        found: dict[str, Any] = {url: it.as_json() for url, it in places.items() if it.notice()}
+        for (server, url), it in self._added_up(lambda *place: place).items() if len(self.by_server) > 1 else ():
+            if it.notice():
+                found[url].setdefault("by_server", {})[server] = it.as_json()
+        return found
 
 
 def retried_text(ledger: RetryLedger, paused: Mapping[str, int]) -> str:

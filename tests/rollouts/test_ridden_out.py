@@ -102,3 +102,32 @@ def test_waiting_for_the_pace_is_told_beside_what_was_ridden_out() -> None:
     assert ledger.as_json() == {URL: {"tried_again": {"429": 1}, "cost_s": 2.0, "paced_s": 123.0}}
     waited = "waited 2.0 min for the pace over all calls (1 waiting now)"
     assert ledger.notice() == f"tried again after 1 {X} 429 in 2.0 s, calls waiting: 2 {X} 429, {waited}"
+
+
+def test_with_a_judge_beside_the_policy_it_is_told_whose_retries_they_are() -> None:
+    ledger = RetryLedger()
+    ledger.note("policy_model", 1, told(None), run_for_s=1)
+    ledger.note("judge_model", 1, told(n429=3, cost_s=6.0), run_for_s=2)
+    ledger.note("judge_model", 2, [{**told(n429=1, cost_s=1.0)[0], "paced_s": 30.0, "pacing": 4}], run_for_s=2)
+
+    assert ledger.lines() == [
+        f"Retries: judge_model at {URL}: tried again after 4 {X} 429, at a cost of 7.0 s over all calls",
+        f"Pace: judge_model at {URL}: waited 30.0 s for the pace over all calls",
+    ]
+    of_judge = f"tried again after 4 {X} 429 in 7.0 s, calls waiting: 4 {X} 429"
+    assert ledger.notice() == f"judge_model: {of_judge}, waited 30.0 s for the pace over all calls (4 waiting now)"
+    assert ledger.pausing_in("judge_model") == {"429": 4}
+    assert not ledger.pausing_in("policy_model")
+
+    ledger.note("policy_model", 1, told(n503=2, cost_s=1.0), run_for_s=3)
+
+    of_both = {"tried_again": {"503": 2, "429": 4}, "cost_s": 8.0, "paced_s": 30.0}
+    assert ledger.as_json() == {
+        URL: {
+            **of_both,
+            "by_server": {
+                "policy_model": {"tried_again": {"503": 2}, "cost_s": 1.0},
+                "judge_model": {"tried_again": {"429": 4}, "cost_s": 7.0, "paced_s": 30.0},
+            },
+        }
+    }
