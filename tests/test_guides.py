@@ -70,7 +70,7 @@ def test_troubleshooting(begun: Walk) -> None:
         assert all(f"**{part}**" in entry for part in ("Symptom", "Cause", "Remedy")), kind
 
 
-@pytest.mark.parametrize("page", ["metrics-hooks", "your-benchmark"])
+@pytest.mark.parametrize("page", ["metrics-hooks", "slow-verdicts", "your-benchmark"])
 def test_guides_that_begin_in_an_empty_folder(page: str, tmp_path: Path) -> None:
     with walk(tmp_path) as walking:
         assert "finished" in walking.follow(f"guides/{page}.md")
