@@ -11,31 +11,32 @@ import pickle
 import runpy
 import sys
 import traceback
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from nemo_gym.workers.loop import serve
 
-MAIN_FILE = "__file__"
 _MAIN, _MAIN_HERE = "__main__", "__nemo_gym_worker__"
 
 
 class _Loader(pickle.Unpickler):
+    def __init__(self, text: str, main_file: str) -> None:
+        super().__init__(io.BytesIO(base64.b64decode(text)))
+        self._main_file = main_file
+
     def find_class(self, module: str, name: str) -> Any:
-        if module == _MAIN and len(sys.argv) > 2 and _MAIN_HERE not in sys.modules and _is_worker():
-            _run_main_file(sys.argv[2])
         if module in (_MAIN, _MAIN_HERE):
-            module = _MAIN_HERE if _MAIN_HERE in sys.modules else _MAIN
+            module = _main_module(self._main_file) if self._main_file else _MAIN
         return super().find_class(module, name)
 
 
-def _is_worker() -> bool:
-    return getattr(sys.modules[_MAIN], MAIN_FILE, None) == __file__
-
-
-def _run_main_file(path: str) -> None:
-    main = sys.modules[_MAIN_HERE] = ModuleType(_MAIN_HERE)
-    main.__dict__.update(runpy.run_path(path, run_name=_MAIN_HERE))
+def _main_module(path: str) -> str:
+    """The name here of what is the main module there."""
+    if _MAIN_HERE not in sys.modules:
+        main = sys.modules[_MAIN_HERE] = ModuleType(_MAIN_HERE)
+        main.__dict__.update(runpy.run_path(path, run_name=_MAIN_HERE))
+    return _MAIN_HERE
 
 
 def dumped(value: Any) -> str:
@@ -43,15 +44,15 @@ def dumped(value: Any) -> str:
     return base64.b64encode(pickle.dumps(value)).decode()
 
 
-def loaded(text: str) -> Any:
-    """The value in a text."""
-    return _Loader(io.BytesIO(base64.b64decode(text))).load()
+def loaded(text: str, main_file: str = "") -> Any:
+    """The value in a text that a process with this main module wrote; empty: one of its workers did."""
+    return _Loader(text, main_file).load()
 
 
-def called(request: dict[str, Any]) -> dict[str, Any]:
+def called(main_file: str, request: dict[str, Any]) -> dict[str, Any]:
     """What a function returned or raised."""
     try:
-        function, arguments = loaded(request["call"])
+        function, arguments = loaded(request["call"], main_file)
         return {"returned": dumped(function(*arguments))}
     except Exception as error:  # noqa: BLE001 - it is the caller's
         told = traceback.format_exc()
@@ -63,4 +64,4 @@ def called(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[1])
-    serve(lambda: called)
+    serve(lambda: partial(called, sys.argv[2]))

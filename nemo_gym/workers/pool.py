@@ -40,7 +40,7 @@ from starlette.exceptions import HTTPException
 
 from nemo_gym.errors import GymError
 from nemo_gym.workers.cores import Cores, own_cores
-from nemo_gym.workers.function_worker import MAIN_FILE, dumped, loaded
+from nemo_gym.workers.function_worker import dumped, loaded
 from nemo_gym.workers.loop import READY
 
 logger = logging.getLogger(__name__)
@@ -452,4 +452,4 @@ def _functions() -> WorkerPool:
 
 def _surroundings() -> list[str]:
     """Where modules are found here, and what the main one is."""
-    return [json.dumps([*filter(None, sys.path)]), str(getattr(sys.modules["__main__"], MAIN_FILE, None) or "")]
+    return [json.dumps([*filter(None, sys.path)]), str(getattr(sys.modules["__main__"], "__file__", None) or "")]

@@ -11,6 +11,7 @@ PACKAGE = Path(nemo_gym.__file__).parent
 READERS = {
     "process_inputs.py": "the one place for the library",
     "servers/host.py": "the program of a child process: many servers",
+    "workers/function_worker.py": "the program of a child process: calls functions of authors",
     "servers/run.py": "the program of a child process: one server and its workers",
     "sandbox/confine.py": "the program of a child process: untrusted code",
     "sandbox/reaper.py": "the program of a child process: removes containers that are left",

@@ -30,6 +30,7 @@ from nemo_gym.openai_utils import (
 from nemo_gym.schemas.run_requests import BaseRunRequest
 from nemo_gym.server_utils import SESSION_ID_KEY, ServerClient, per_process_cap
 from nemo_gym.servers.context import PrefixedStream, running_as
+from nemo_gym.workers.cores import WORKS_FOR
 
 RESPONSE = {"id": "r", "created_at": 1, "model": "m", "object": "response", "output": []}
 ADDRESS: dict[str, Any] = {"host": "127.0.0.1", "port": 1, "entrypoint": "app.py"}
@@ -226,6 +227,30 @@ def test_caps_are_divided_among_the_processes_of_a_server(monkeypatch: pytest.Mo
     monkeypatch.setenv("NEMO_GYM_NUM_REPLICAS", "4")
 
     assert (per_process_cap(10), per_process_cap(2), per_process_cap(None)) == (3, 1, None)
+
+
+def test_an_environment_says_for_which_of_its_sessions_it_works() -> None:
+    class Telling(SimpleResourcesServer):
+        async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
+            told.append(WORKS_FOR.get())
+            return BaseVerifyResponse(**body.model_dump(), reward=0.0)
+
+    told: list[tuple[str, str]] = []
+    row = {"responses_create_params": {"input": "?"}, "response": RESPONSE}
+    for name in ("one", "other"):
+        config = BaseResourcesServerConfig(name=name, **ADDRESS)
+        client = client_of(Telling(config=config, server_client=MagicMock(spec=ServerClient)).complete_app())
+        for _ in range(2):
+            assert client.post("/verify", json=row).status_code == 200
+        client.cookies.clear()
+        client.post("/verify", json=row)
+
+    (first, again, new), others = told[:3], told[3:]
+    assert first == again
+    assert first[0] == new[0] == "Telling___one"
+    assert first[1] != new[1]
+    assert {server for server, _ in others} == {"Telling___other"}
+    assert WORKS_FOR.get() == ("", "")
 
 
 def test_every_printed_line_carries_the_name_of_its_server() -> None:

@@ -153,6 +153,16 @@ def test_an_answer_over_which_every_process_dies_is_not_equal(
     assert pool.pids == set()
 
 
+def test_an_answer_whose_processes_are_killed_has_no_verdict(
+    make_pool: Callable[..., LibraryPool], tmp_path: Path
+) -> None:
+    program = tmp_path / "is_killed.py"
+    program.write_text("import os; print('ready', flush=True); input(); os.kill(os.getpid(), 9)")
+
+    with pytest.raises(LibraryVerifierError, match="killed, most often because this machine has not enough memory"):
+        run(make_pool(program=program).grade("1", "1"))
+
+
 def test_a_library_that_cannot_be_loaded_is_an_error_with_a_remedy(
     make_pool: Callable[..., LibraryPool], tmp_path: Path
 ) -> None:
