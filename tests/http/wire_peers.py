@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohttp import ThreadedResolver
+from aiohttp.abc import AbstractResolver
+
 from nemo_gym.http.transports.base import local_request, target_of
 from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.wire import WirePool
+from nemo_gym.http.transports.wire import Names, Opener, WirePool
 
 PATIENCE_S = 30.0
 
@@ -120,7 +123,11 @@ async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> 
 
 @asynccontextmanager
 async def pool_of(
-    limit: int = 0, per_host: int = 0, connect_timeout_s: float = PATIENCE_S, max_response_bytes: int = 1 << 28
+    limit: int = 0,
+    per_host: int = 0,
+    connect_timeout_s: float = PATIENCE_S,
+    max_response_bytes: int = 1 << 28,
+    resolver: AbstractResolver | None = None,
 ) -> AsyncIterator[WirePool]:
     """A pool that must have nothing left open, nor counted, nor waiting once it is closed."""
     made: list[socket.socket] = []
@@ -129,7 +136,8 @@ async def pool_of(
         made.append(socket.socket(*address[:3]))
         return made[-1]
 
-    pool = WirePool(limit, per_host, connect_timeout_s, new_socket, max_response_bytes)
+    opener = Opener(connect_timeout_s, new_socket, Names(resolver or ThreadedResolver()))
+    pool = WirePool(limit, per_host, opener, max_response_bytes)
     yield pool
     pool.close()
     await until(lambda: not pool._connections and all(each.fileno() == -1 for each in made))

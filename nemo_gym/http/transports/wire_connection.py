@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import aiohttp
 
-from nemo_gym.http.addresses import Address
+from nemo_gym.http.addresses import Address, TlsAddress
 from nemo_gym.http.errors import AnswerTooLargeError, NotHttpAnswerError
 from nemo_gym.http.transports.base import MAX_HEAD_BYTES, LocalRequest
 from nemo_gym.http.transports.response import RawHeaders
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, address: Address, gone: "Callable[[Connection], None]", max_bytes: int) -> None:
+    def __init__(self, address: Address | TlsAddress, gone: "Callable[[Connection], None]", max_bytes: int) -> None:
         """`max_bytes` is how long the body of an answer may be."""
         self.address = address
         self.transport: asyncio.Transport | None = None
@@ -146,7 +146,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio: the connection is open."""
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=0)
+        if isinstance(self.address, TlsAddress):  # where the limit itself is already too much
+            self.transport.set_write_buffer_limits(high=1, low=0)
+        else:
+            self.transport.set_write_buffer_limits(high=0)
 
     def pause_writing(self) -> None:
         """Asyncio: something written has not gone out yet."""
@@ -192,6 +195,10 @@ class Connection(asyncio.Protocol):
             self._end(AnswerTooLargeError.than(self._max_bytes))
         else:
             return
+        self.close()
+
+    def eof_received(self) -> None:
+        """Asyncio: the other side has said its last; over TLS that is known long before the connection is gone."""
         self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
