@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -95,7 +96,9 @@ async def silence(line: Line) -> None:
 
 
 @asynccontextmanager
-async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[WirePeer]:
+async def peer_on(
+    behave: Behaviour, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[WirePeer]:
     """A server in the running event loop."""
     peer = WirePeer()
     under_way: set[asyncio.Task[Any] | None] = set()
@@ -109,7 +112,7 @@ async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> 
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, host, port)
+    server = await asyncio.start_server(serve, host, port, ssl=tls)
     peer.port = server.sockets[0].getsockname()[1]
     try:
         yield peer
@@ -154,10 +157,17 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def ask(
-    pool: WirePool, port: int, path: str = "/", method: str = "GET", timeout_s: float = PATIENCE_S, **kwargs: Any
+    pool: WirePool,
+    port: int,
+    path: str = "/",
+    method: str = "GET",
+    timeout_s: float = PATIENCE_S,
+    scheme: str = "http",
+    host: str = "127.0.0.1",
+    **kwargs: Any,
 ) -> LocalResponse:
     """One exchange with a server on this machine."""
-    target = target_of(f"http://127.0.0.1:{port}{path}")
+    target = target_of(f"{scheme}://{host}:{port}{path}")
     assert target is not None
     request = local_request(method, target.origin, target.path, kwargs, target.address)
     assert request is not None

@@ -13,7 +13,7 @@ import ssl
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import aiohappyeyeballs
 import aiohttp
@@ -341,39 +341,69 @@ class Opener:
             aiohttp.ClientConnectorDNSError: the name has no address.
             OSError: no address answers, or none in time (`TimeoutError`), or none as it should (`ssl.SSLError`).
         """
-        place = connection.address
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                addresses = await self.names.addresses_of(place)
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise aiohttp.ClientConnectorDNSError(_key(place), error) from error
-        while True:
-            made, peer = None, ()
+        addresses, failure = await self._addresses_of(connection.address), None
+        while addresses:
+            made = tried = None
             try:
                 async with asyncio.timeout(self._timeout_s):
                     made = await aiohappyeyeballs.start_connection(
                         addresses, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_S, socket_factory=self._new_socket
                     )
-                    peer = made.getpeername()
-                    await self._talk(connection, made)
+                    tried = made.getpeername()
+                    await _begin(connection, made)
             except BaseException as error:
                 if made is not None:
                     made.close()
-                has_another = peer and len(addresses) > 1 and connection.transport is None
-                if not has_another or not isinstance(error, OSError):
+                if not isinstance(error, OSError):
                     raise
-                aiohappyeyeballs.remove_addr_infos(addresses, peer)
+                failure = failure or error
+                if tried is None or connection.transport is not None:
+                    break
+                aiohappyeyeballs.remove_addr_infos(addresses, tried)
             else:
                 return
+        assert failure is not None
+        raise failure
 
-    async def _talk(self, connection: Connection, made: socket.socket) -> None:
-        loop, place = asyncio.get_running_loop(), connection.address
-        if isinstance(place, TlsAddress):
-            await loop.create_connection(lambda: connection, sock=made, ssl=_tls(), server_hostname=place.host)
-        else:
-            await loop.create_connection(lambda: connection, sock=made)
+    async def _addresses_of(self, place: Place) -> list[aiohttp.AddrInfoType]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self.names.addresses_of(place)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise aiohttp.ClientConnectorDNSError(_key(place), error) from error
+
+
+class _BeforeTls(asyncio.Protocol):
+    """A connection until its TLS begins; servers that speak TLS say nothing on it."""
+
+    has_spoken = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).pause_reading()  # which uvloop may forget
+
+    def data_received(self, data: bytes) -> None:
+        self.has_spoken = True
+
+
+async def _begin(connection: Connection, made: socket.socket) -> None:
+    loop, place = asyncio.get_running_loop(), connection.address
+    if not isinstance(place, TlsAddress):
+        await loop.create_connection(lambda: connection, sock=made)
+        return
+    line, before = await loop.create_connection(_BeforeTls, sock=made)
+    try:
+        if before.has_spoken:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "it speaks before a handshake")
+        if line.is_closing():
+            raise ConnectionResetError(errno.ECONNRESET, "closed as soon as it was open")
+        transport = await loop.start_tls(line, connection, _tls(), server_hostname=place.host)
+    except BaseException:
+        line.abort()
+        raise
+    assert transport is not None
+    connection.take(transport, line)
 
 
 @lru_cache

@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         "_chunks",
         "_gone",
         "_headers",
-        "_is_sending",
+        "_line",
         "_max_bytes",
         "_parser",
         "_received",
@@ -107,7 +107,8 @@ class Connection(asyncio.Protocol):
         if hasattr(self._parser, "set_dangerous_leniencies"):
             self._parser.set_dangerous_leniencies(**_LENIENT)
         self._answered: asyncio.Future[Answer] | None = None
-        self._is_sending = False
+        self._line: asyncio.WriteTransport | None = None
+        """What the bytes go out through: the connection itself, or what is below its TLS."""
         self._received = 0
         self._beginning = b""
         self._reset()
@@ -145,19 +146,12 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio: the connection is open."""
-        self.transport = cast(asyncio.Transport, transport)
-        if isinstance(self.address, TlsAddress):  # where the limit itself is already too much
-            self.transport.set_write_buffer_limits(high=1, low=0)
-        else:
-            self.transport.set_write_buffer_limits(high=0)
+        self.take(cast(asyncio.Transport, transport), cast(asyncio.Transport, transport))
 
-    def pause_writing(self) -> None:
-        """Asyncio: something written has not gone out yet."""
-        self._is_sending = True
-
-    def resume_writing(self) -> None:
-        """Asyncio: all that was written has gone out."""
-        self._is_sending = False
+    def take(self, transport: asyncio.Transport, line: asyncio.WriteTransport) -> None:
+        """Speak over `transport`, whose bytes go out through `line`."""
+        self.transport, self._line = transport, line
+        line.set_write_buffer_limits(high=0)  # uvloop then writes at once
 
     def data_received(self, data: bytes) -> None:
         """Asyncio: some bytes, however many."""
@@ -241,7 +235,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Parser: the last byte of an answer."""
         if not 100 <= self._status < 200 or self._status == _SWITCHING_PROTOCOLS:  # else the real one follows
-            if self._is_sending or not self._parser.should_keep_alive():
+            assert self._line is not None
+            if self._line.get_write_buffer_size() or not self._parser.should_keep_alive():
                 self.close()
             self._end(Answer(self._status, self._headers, self._chunks))
             self._beginning = b""
