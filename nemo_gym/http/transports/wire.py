@@ -284,7 +284,7 @@ class Names:
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver
         self._known: dict[Place, tuple[float, deque[aiohttp.AddrInfoType]]] = {}
-        self._asked: dict[Place, asyncio.Task[None]] = {}
+        self._asked: dict[Place, asyncio.Task[deque[aiohttp.AddrInfoType]]] = {}
 
     async def addresses_of(self, place: Place) -> list[aiohttp.AddrInfoType]:
         """Where to connect to, the address to prefer first.
@@ -295,28 +295,30 @@ class Names:
         if is_bare(place.host):
             hosts = _LOCALHOST if place.host == "localhost" else (place.host,)
             return [_as_info(host, place.port) for host in hosts]
-        if place not in self._known or self._known[place][0] < asyncio.get_running_loop().time():
+        until_s, found = self._known.get(place, (0.0, deque()))
+        if until_s < asyncio.get_running_loop().time():
             if place not in self._asked:
                 self._asked[place] = asyncio.create_task(self._ask(place))
                 self._asked[place].add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-            await asyncio.shield(self._asked[place])  # it goes on for the others if one gives up
-        _, found = self._known[place]
+            found = await asyncio.shield(self._asked[place])  # it goes on for the others if one gives up
         addresses = list(found)
         found.rotate(-1)
         return addresses
 
-    async def _ask(self, place: Place) -> None:
+    async def _ask(self, place: Place) -> deque[aiohttp.AddrInfoType]:
         try:
-            found = await self._resolver.resolve(place.host, place.port, socket.AF_UNSPEC)
-            if not found:
+            answers = await self._resolver.resolve(place.host, place.port, socket.AF_UNSPEC)
+            if not answers:
                 raise socket.gaierror(socket.EAI_NONAME, "No address for this name")
         finally:
             del self._asked[place]
         until_s = asyncio.get_running_loop().time() + _NAMES_KNOWN_FOR_S
+        found = deque(_as_info(each["host"], each["port"]) for each in answers)
         self._known.pop(place, None)
-        self._known[place] = until_s, deque(_as_info(each["host"], each["port"]) for each in found)
+        self._known[place] = until_s, found
         if len(self._known) > _MOST_NAMES:
             del self._known[next(iter(self._known))]
+        return found
 
     async def aclose(self) -> None:
         """Ask for nothing any more."""
@@ -357,9 +359,10 @@ class Opener:
                 if not isinstance(error, OSError):
                     raise
                 failure = failure or error
-                if tried is None or connection.transport is not None:
+                others = [address for address in addresses if address[4] != tried]
+                if len(others) == len(addresses) or connection.transport is not None:
                     break
-                aiohappyeyeballs.remove_addr_infos(addresses, tried)
+                addresses = others
             else:
                 return
         assert failure is not None
