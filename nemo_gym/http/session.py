@@ -60,7 +60,7 @@ def get_global_aiohttp_client(
 
 
 def transport_to_addresses() -> Transport:
-    """What carries the running event loop's whole requests to plain addresses."""
+    """What carries the running event loop's whole requests to addresses and host names."""
     session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
     if session is None or session.client.closed:
         session = _open_session(current_settings())

@@ -7,6 +7,7 @@ import random
 import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest.mock import ANY
 
 import aiohttp
 import pytest
@@ -281,10 +282,10 @@ def test_a_cancelled_call_ends_its_connection_and_makes_room(run: Run) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "https://127.0.0.1/x",
-        "http://example.org/x",
-        "http://localhost.example:80/x",
         "http://127.1:80/x",
+        "http://2130706433/x",
+        "http://example.org./x",
+        "https://user@example.org/x",
         "http://user:password@127.0.0.1/x",
         "http://user@127.0.0.1/x",
         "ftp://127.0.0.1/x",
@@ -303,6 +304,9 @@ def test_a_target_names_address_origin_and_path() -> None:
     assert target_of("http://127.0.0.1/a?b#c") == (("127.0.0.1", 80), "http://127.0.0.1", "/a?b")
     assert target_of("HTTP://LocalHost:81?b=/c") == (("localhost", 81), "http://localhost:81", "/?b=/c")
     assert target_of("http://[::1]:82/%7Ea b") == (("::1", 82), "http://[::1]:82", "/~a%20b")
+    assert target_of("http://Example.org/a") == (("example.org", 80), "http://example.org", "/a")
+    assert target_of("http://bücher_1.example:443") == (("xn--bcher_1-n2a.example", 443), ANY, "/")
+    assert target_of("https://example.org") == (("example.org", 443, "https"), "https://example.org", "/")
 
 
 def test_without_a_parser_there_are_no_bare_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from nemo_gym.http.error_words import cause_of
 from nemo_gym.http.errors import CannotConnectError
 from nemo_gym.http.transports import wire
 from nemo_gym.http.transports.base import LocalRequest, target_of
@@ -265,12 +266,12 @@ def test_localhost_where_nobody_listens_refuses_also_without_its_second_address(
 
     async def call() -> None:
         async with pool_of() as pool:
-            pool._new_socket = only_of_old
+            pool._opener._new_socket = only_of_old
             await status_at(pool, "localhost", free_port)
 
     with pytest.raises(CannotConnectError) as caught:
         run(call())
-    assert caught.value.errno == errno.ECONNREFUSED
+    assert cause_of(caught.value) == "connection refused"
 
 
 async def status_at(pool: WirePool, host: str, port: int) -> int:

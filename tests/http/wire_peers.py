@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohttp import ThreadedResolver
+from aiohttp.abc import AbstractResolver
+
 from nemo_gym.http.transports.base import local_request, target_of
 from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.wire import WirePool
+from nemo_gym.http.transports.wire import Names, Opener, WirePool
 
 PATIENCE_S = 30.0
 
@@ -92,7 +96,9 @@ async def silence(line: Line) -> None:
 
 
 @asynccontextmanager
-async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[WirePeer]:
+async def peer_on(
+    behave: Behaviour, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[WirePeer]:
     """A server in the running event loop."""
     peer = WirePeer()
     under_way: set[asyncio.Task[Any] | None] = set()
@@ -106,7 +112,7 @@ async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> 
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, host, port)
+    server = await asyncio.start_server(serve, host, port, ssl=tls)
     peer.port = server.sockets[0].getsockname()[1]
     try:
         yield peer
@@ -120,7 +126,11 @@ async def peer_on(behave: Behaviour, host: str = "127.0.0.1", port: int = 0) -> 
 
 @asynccontextmanager
 async def pool_of(
-    limit: int = 0, per_host: int = 0, connect_timeout_s: float = PATIENCE_S, max_response_bytes: int = 1 << 28
+    limit: int = 0,
+    per_host: int = 0,
+    connect_timeout_s: float = PATIENCE_S,
+    max_response_bytes: int = 1 << 28,
+    resolver: AbstractResolver | None = None,
 ) -> AsyncIterator[WirePool]:
     """A pool that must have nothing left open, nor counted, nor waiting once it is closed."""
     made: list[socket.socket] = []
@@ -129,7 +139,8 @@ async def pool_of(
         made.append(socket.socket(*address[:3]))
         return made[-1]
 
-    pool = WirePool(limit, per_host, connect_timeout_s, new_socket, max_response_bytes)
+    opener = Opener(connect_timeout_s, new_socket, Names(resolver or ThreadedResolver()))
+    pool = WirePool(limit, per_host, opener, max_response_bytes)
     yield pool
     pool.close()
     await until(lambda: not pool._connections and all(each.fileno() == -1 for each in made))
@@ -146,10 +157,17 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def ask(
-    pool: WirePool, port: int, path: str = "/", method: str = "GET", timeout_s: float = PATIENCE_S, **kwargs: Any
+    pool: WirePool,
+    port: int,
+    path: str = "/",
+    method: str = "GET",
+    timeout_s: float = PATIENCE_S,
+    scheme: str = "http",
+    host: str = "127.0.0.1",
+    **kwargs: Any,
 ) -> LocalResponse:
     """One exchange with a server on this machine."""
-    target = target_of(f"http://127.0.0.1:{port}{path}")
+    target = target_of(f"{scheme}://{host}:{port}{path}")
     assert target is not None
     request = local_request(method, target.origin, target.path, kwargs, target.address)
     assert request is not None

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from aiohttp import AddrInfoType, ClientResponse, ClientTimeout, CookieJar
+from aiohttp.http import SERVER_SOFTWARE
 from yarl import URL
 
-from nemo_gym.http.addresses import Address
+from nemo_gym.http.addresses import Address, TlsAddress
 from nemo_gym.http.call_log import ATTEMPT_HEADER
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders, ReceivedCookie, bounded_cache, is_plain
@@ -51,6 +52,10 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9/_.~-]*").fullmatch
 _PLAIN_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=@-]*").fullmatch
 _IS_JSON = (b"content-type", JSON_CONTENT_TYPE.encode())
 _ACCEPT = (b"accept", b"*/*")
+_OF_AIOHTTP = ((b"user-agent", SERVER_SOFTWARE.encode()), (b"accept-encoding", b"gzip, deflate"))
+"""What aiohttp says to everyone; gateways in front of an endpoint turn away who does not say what it is."""
+_HOST_NAME = re.compile(r"(?![0-9.]+$)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
+"""Names without a dot at the end, and none of the short forms of addresses, which aiohttp refuses."""
 _HAVE_BODIES = frozenset({"PATCH", "POST", "PUT"})
 _OF_ONE_ROLLOUT = {name: name.encode() for name in (ATTEMPT_HEADER, ROLLOUT_HEADER)}
 """Headers of ours that hardly ever have the same value again."""
@@ -73,7 +78,7 @@ class LocalRequest(NamedTuple):
     """None means the client's own limit."""
     content: Any = None
     """Handed over instead of a body, to a server that takes it."""
-    address: Address | None = None
+    address: Address | TlsAddress | None = None
     """Where its server listens; None: nowhere."""
 
 
@@ -110,9 +115,9 @@ def open_transports(settings: GlobalAIOHTTPAsyncClientConfig) -> list[OpenTransp
 
 
 class Target(NamedTuple):
-    """Where a URL leads, if that is plain HTTP to an address that needs no resolving."""
+    """Where a URL leads, if that is HTTP or HTTPS to an address or a host name."""
 
-    address: Address
+    address: Address | TlsAddress
     origin: str
     path: str
 
@@ -122,18 +127,19 @@ def target_of(url: str) -> Target | None:
     """The target of a URL; None if it takes more than a bare connection."""
     try:
         parsed = URL(url)
-        host = parsed.raw_host or ""
-        if host != "localhost":
+        host, port = parsed.raw_host or "", parsed.port
+        if not _HOST_NAME(host):
             ip_address(host)
     except ValueError:
         return None
-    if parsed.scheme != "http" or parsed.raw_user is not None or parsed.port is None:
+    if parsed.scheme not in ("http", "https") or parsed.raw_user is not None or port is None:
         return None
-    return Target(Address(host, parsed.port), str(parsed.origin()), parsed.raw_path_qs)
+    address = TlsAddress(host, port) if parsed.scheme == "https" else Address(host, port)
+    return Target(address, str(parsed.origin()), parsed.raw_path_qs)
 
 
 def local_request(
-    method: str, base_url: str, url_path: str, kwargs: dict[str, Any], address: Address | None = None
+    method: str, base_url: str, url_path: str, kwargs: dict[str, Any], address: Address | TlsAddress | None = None
 ) -> LocalRequest | None:
     """The request `kwargs` describe; None when only aiohttp can make it."""
     if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
@@ -168,7 +174,7 @@ def json_request(
     body: bytes,
     cookies: Any,
     content: Any = None,
-    address: Address | None = None,
+    address: Address | TlsAddress | None = None,
 ) -> LocalRequest:
     """What nearly every call between servers is."""
     headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
@@ -179,7 +185,7 @@ def json_request(
 
 @lru_cache
 def _json_headers(base_url: str) -> tuple[tuple[bytes, bytes], ...]:
-    return _IS_JSON, _host(base_url), _ACCEPT
+    return _IS_JSON, _host(base_url), _ACCEPT, *_of_client(base_url)
 
 
 @bounded_cache(4096)
@@ -232,14 +238,25 @@ def _fixed_headers(
         headers.append((b"content-type", _TYPE_OF_TEXT if is_text else _TYPE_OF_BYTES))
     if b"host" not in names:
         headers.append(_host(base_url))
-    if b"accept" not in names:
-        headers.append(_ACCEPT)
+    headers += [header for header in (_ACCEPT, *_of_client(base_url)) if header[0] not in names]
     return tuple(headers)
 
 
 @lru_cache
 def _host(base_url: str) -> tuple[bytes, bytes]:
     return b"host", base_url.partition("://")[2].encode("ascii")
+
+
+def _of_client(base_url: str) -> tuple[tuple[bytes, bytes], ...]:
+    """What the client says of itself: nothing to a plain address, which is a server of ours or next to one."""
+    target = target_of(base_url)
+    is_plain_address = target is None or (target.address.scheme == "http" and is_bare(target.address.host))
+    return () if is_plain_address else _OF_AIOHTTP
+
+
+def is_bare(host: str) -> bool:
+    """Whether a host is an address, or known to be one without asking anybody."""
+    return host == "localhost" or not _HOST_NAME(host)
 
 
 def _cookie_header(cookies: Any, base_url: str, path: str) -> str:

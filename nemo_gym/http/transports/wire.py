@@ -1,28 +1,38 @@
 """HTTP/1.1 over bare connections: a whole request out, a whole answer back.
 
-This is what nearly all calls of a run are, and it costs a quarter of what a general client needs for it. It knows
-plain HTTP to addresses that need no resolving; everything else (TLS, host names, streams, HEAD) is
-aiohttp's. Errors are those of aiohttp.
+This is what nearly all calls of a run are, and it costs a quarter of what a general client needs for it. Names are
+resolved, the addresses of one tried and certificates checked just as aiohttp does it; everything else (streams, HEAD,
+proxies, settings of TLS) is aiohttp's. Errors are those of aiohttp.
 """
 
 import asyncio
 import errno
 import os
 import socket
+import ssl
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
+import aiohappyeyeballs
 import aiohttp
+from aiohttp.abc import AbstractResolver
+from aiohttp.client_reqrep import ConnectionKey
 
-from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, Challenge
+from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, Challenge, TlsAddress
 from nemo_gym.http.errors import CannotConnectError, NotHttpAnswerError, UnprovenServerError
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.base import KEEPALIVE_TIMEOUT_S, LocalRequest, socket_factory, workers_share
+from nemo_gym.http.transports.base import KEEPALIVE_TIMEOUT_S, LocalRequest, is_bare, socket_factory, workers_share
 from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.wire_connection import Answer, Connection, httptools, message_of
 
+Place = Address | TlsAddress
+
 _LOCALHOST = ("127.0.0.1", "::1")
+_NAMES_KNOWN_FOR_S = 10.0
+_MOST_NAMES = 1000
+_NEXT_ADDRESS_AFTER_S = 0.25
 
 
 class WirePool:
@@ -37,21 +47,19 @@ class WirePool:
         self,
         limit: int,
         limit_per_host: int,
-        connect_timeout_s: float,
-        new_socket: Callable[[Any], socket.socket],
+        opener: "Opener",
         max_response_bytes: int,
     ) -> None:
         """`limit` and `limit_per_host` are connections in all and to one address; 0 is no limit."""
         self._loop = asyncio.get_running_loop()
         self._limit = limit
         self._limit_per_host = limit_per_host
-        self._connect_timeout_s = connect_timeout_s
-        self._new_socket = new_socket
+        self._opener = opener
         self._max_response_bytes = max_response_bytes
         self._connections: set[Connection] = set()
-        self._open: Counter[Address] = Counter()
-        self._idle: dict[Address, list[Connection]] = {}
-        self._waiting: dict[Address, deque[asyncio.Future[Connection]]] = {}
+        self._open: Counter[Place] = Counter()
+        self._idle: dict[Place, list[Connection]] = {}
+        self._waiting: dict[Place, deque[asyncio.Future[Connection]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -115,8 +123,9 @@ class WirePool:
         )
 
     async def aclose(self) -> None:
-        """Close every connection, which takes no waiting here."""
+        """Close every connection."""
         self.close()
+        await self._opener.names.aclose()
 
     def close(self) -> None:
         """Close every connection; calls under way break, and those that wait for one give up."""
@@ -130,7 +139,7 @@ class WirePool:
             turn.set_exception(_closed())
         self._waiting.clear()
 
-    def _take_idle(self, address: Address, now_s: float) -> Connection | None:
+    def _take_idle(self, address: Place, now_s: float) -> Connection | None:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -139,7 +148,7 @@ class WirePool:
             connection.close()
         return None
 
-    async def _free_one(self, address: Address) -> Connection:
+    async def _free_one(self, address: Place) -> Connection:
         """A connection that nobody uses, as soon as the limits allow it."""
         while True:
             connection = self._granted(address) or await self._turn(address)
@@ -149,7 +158,7 @@ class WirePool:
             if connection.is_open:  # it may have broken on the way here
                 return connection
 
-    def _granted(self, address: Address) -> Connection | None:
+    def _granted(self, address: Place) -> Connection | None:
         """A connection within the limits: an idle one or one yet to be opened."""
         connection = self._take_idle(address, self._loop.time())
         if connection is not None:
@@ -172,7 +181,7 @@ class WirePool:
                     return True
         return False
 
-    async def _turn(self, address: Address) -> Connection:
+    async def _turn(self, address: Place) -> Connection:
         turn: asyncio.Future[Connection] = self._loop.create_future()
         self._waiting.setdefault(address, deque()).append(turn)
         try:
@@ -197,10 +206,8 @@ class WirePool:
                 del self._waiting[address]
 
     async def _open_up(self, connection: Connection) -> None:
-        host, port = connection.address
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await self._connect(connection)
+            await self._opener.open(connection)
             if self._is_closed:
                 raise _closed()
             if connection.said_first and not connection.said_first.startswith(b"HTTP/"):
@@ -210,11 +217,8 @@ class WirePool:
         except BaseException as error:
             connection.close()
             self._gone(connection)
-            if isinstance(error, TimeoutError):
-                raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {host}:{port}") from None
-            if isinstance(error, OSError) and not isinstance(error, CannotConnectError):
-                reason = os.strerror(error.errno) if error.errno else str(error)
-                raise CannotConnectError(error.errno, f"Cannot connect to host {host}:{port} [{reason}]") from error
+            if isinstance(error, OSError) and not isinstance(error, aiohttp.ClientError):
+                raise _not_opened(connection.address, error) from error
             raise
 
     async def _have_it_prove(self, connection: Connection, token: str, timeout_s: float) -> None:
@@ -231,29 +235,6 @@ class WirePool:
                 raise challenge.failed(str(error) or "it hangs up") from error
             raise
         connection.proven_for = token
-
-    async def _connect(self, connection: Connection) -> None:
-        host, port = connection.address
-        failures: list[OSError] = []
-        for each in _LOCALHOST if host == "localhost" else (host,):
-            try:
-                await self._connect_to(each, port, connection)
-            except OSError as error:
-                failures.append(error)
-            else:
-                return
-        raise failures[0]
-
-    async def _connect_to(self, host: str, port: int, connection: Connection) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = self._new_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)))
-        try:
-            made.setblocking(False)
-            await self._loop.sock_connect(made, (host, port))
-            await self._loop.create_connection(lambda: connection, sock=made)
-        except BaseException:
-            made.close()
-            raise
 
     def _give_back(self, connection: Connection) -> None:
         if not connection.is_open:
@@ -292,6 +273,174 @@ class WirePool:
             self._let_next()
 
 
+class Names:
+    """The addresses of host names, each remembered for a while.
+
+    Asking is the system's affair, which has no word about how long an answer holds: that is ten seconds, as for
+    aiohttp. Whoever wants a name that is being asked for waits for the same answer. Each gets the addresses from
+    another one on, so that connections spread over all of them.
+    """
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+        self._known: dict[Place, tuple[float, deque[aiohttp.AddrInfoType]]] = {}
+        self._asked: dict[Place, asyncio.Task[deque[aiohttp.AddrInfoType]]] = {}
+
+    async def addresses_of(self, place: Place) -> list[aiohttp.AddrInfoType]:
+        """Where to connect to, the address to prefer first.
+
+        Raises:
+            OSError: there is no such name, or nobody to ask.
+        """
+        if is_bare(place.host):
+            hosts = _LOCALHOST if place.host == "localhost" else (place.host,)
+            return [_as_info(host, place.port) for host in hosts]
+        until_s, found = self._known.get(place, (0.0, deque()))
+        if until_s < asyncio.get_running_loop().time():
+            if place not in self._asked:
+                self._asked[place] = asyncio.create_task(self._ask(place))
+                self._asked[place].add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+            found = await asyncio.shield(self._asked[place])  # it goes on for the others if one gives up
+        addresses = list(found)
+        found.rotate(-1)
+        return addresses
+
+    async def _ask(self, place: Place) -> deque[aiohttp.AddrInfoType]:
+        try:
+            answers = await self._resolver.resolve(place.host, place.port, socket.AF_UNSPEC)
+            if not answers:
+                raise socket.gaierror(socket.EAI_NONAME, "No address for this name")
+        finally:
+            del self._asked[place]
+        until_s = asyncio.get_running_loop().time() + _NAMES_KNOWN_FOR_S
+        found = deque(_as_info(each["host"], each["port"]) for each in answers)
+        self._known.pop(place, None)
+        self._known[place] = until_s, found
+        if len(self._known) > _MOST_NAMES:
+            del self._known[next(iter(self._known))]
+        return found
+
+    async def aclose(self) -> None:
+        """Ask for nothing any more."""
+        for asked in self._asked.values():
+            asked.cancel()
+        await self._resolver.close()
+
+
+class Opener:
+    """Opens connections to wherever, one at a time and each within a bound."""
+
+    def __init__(self, timeout_s: float, new_socket: Callable[[Any], socket.socket], names: Names) -> None:
+        """`timeout_s` is for asking for a name, and for each address whose server takes up the connection."""
+        self._timeout_s = timeout_s
+        self._new_socket = new_socket
+        self.names = names
+
+    async def open(self, connection: Connection) -> None:
+        """Open a connection to the first address that answers, and of these to the first that speaks TLS if it should.
+
+        Raises:
+            aiohttp.ClientConnectorDNSError: the name has no address.
+            OSError: no address answers, or none in time (`TimeoutError`), or none as it should (`ssl.SSLError`).
+        """
+        addresses, failure = await self._addresses_of(connection.address), None
+        while addresses:
+            made = tried = None
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    made = await aiohappyeyeballs.start_connection(
+                        addresses, happy_eyeballs_delay=_NEXT_ADDRESS_AFTER_S, socket_factory=self._new_socket
+                    )
+                    tried = made.getpeername()
+                    await _begin(connection, made)
+            except BaseException as error:
+                if made is not None:
+                    made.close()
+                if not isinstance(error, OSError):
+                    raise
+                failure = failure or error
+                others = [address for address in addresses if address[4] != tried]
+                if len(others) == len(addresses) or connection.transport is not None:
+                    break
+                addresses = others
+            else:
+                return
+        assert failure is not None
+        raise failure
+
+    async def _addresses_of(self, place: Place) -> list[aiohttp.AddrInfoType]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self.names.addresses_of(place)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise aiohttp.ClientConnectorDNSError(_key(place), error) from error
+
+
+class _BeforeTls(asyncio.Protocol):
+    """A connection until its TLS begins; servers that speak TLS say nothing on it."""
+
+    has_spoken = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).pause_reading()  # which uvloop may forget
+
+    def data_received(self, data: bytes) -> None:
+        self.has_spoken = True
+
+
+async def _begin(connection: Connection, made: socket.socket) -> None:
+    loop, place = asyncio.get_running_loop(), connection.address
+    if not isinstance(place, TlsAddress):
+        await loop.create_connection(lambda: connection, sock=made)
+        return
+    line, before = await loop.create_connection(_BeforeTls, sock=made)
+    try:
+        if before.has_spoken:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "it speaks before a handshake")
+        if line.is_closing():
+            raise ConnectionResetError(errno.ECONNRESET, "closed as soon as it was open")
+        transport = await loop.start_tls(line, connection, _tls(), server_hostname=place.host)
+    except BaseException:
+        line.abort()
+        raise
+    assert transport is not None
+    connection.take(transport, line)
+
+
+@lru_cache
+def _tls() -> ssl.SSLContext:
+    """What aiohttp takes for calls that say nothing about TLS; made with the first of them, which takes 20 ms."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _as_info(host: str, port: int) -> aiohttp.AddrInfoType:
+    if ":" in host:
+        return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port, 0, 0)
+    return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
+
+
+def _key(place: Place) -> ConnectionKey:
+    """A place as aiohttp's errors name it."""
+    is_tls = isinstance(place, TlsAddress)
+    return ConnectionKey(place.host, place.port, is_tls, ssl=True, proxy=None, proxy_auth=None, proxy_headers_hash=None)
+
+
+def _not_opened(place: Place, error: OSError) -> aiohttp.ClientError:
+    """What aiohttp calls the reason for which there is no connection."""
+    if isinstance(error, TimeoutError):
+        return aiohttp.ConnectionTimeoutError(f"Connection timeout to host {place.host}:{place.port}")
+    if isinstance(error, ssl.CertificateError):
+        return aiohttp.ClientConnectorCertificateError(_key(place), error)
+    if isinstance(error, ssl.SSLError):
+        return aiohttp.ClientConnectorSSLError(_key(place), error)
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return CannotConnectError(error.errno, f"Cannot connect to host {place.host}:{place.port} [{reason}]")
+
+
 def _give_up(answered: "asyncio.Future[Answer]") -> None:
     if not answered.done():
         answered.set_exception(TimeoutError())
@@ -305,10 +454,10 @@ def open_transport(settings: GlobalAIOHTTPAsyncClientConfig) -> WirePool | None:
     """Bare connections for the running event loop; None where there is no parser."""
     if httptools is None:
         return None
+    names = Names(aiohttp.DefaultResolver())
     return WirePool(
         workers_share(settings.global_aiohttp_connector_limit),
         workers_share(settings.global_aiohttp_connector_limit_per_host),
-        settings.http_connect_timeout_s,
-        socket_factory(settings),
+        Opener(settings.http_connect_timeout_s, socket_factory(settings), names),
         settings.max_response_bytes,
     )

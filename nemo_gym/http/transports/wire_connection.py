@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import aiohttp
 
-from nemo_gym.http.addresses import Address
+from nemo_gym.http.addresses import Address, TlsAddress
 from nemo_gym.http.errors import AnswerTooLargeError, NotHttpAnswerError
 from nemo_gym.http.transports.base import MAX_HEAD_BYTES, LocalRequest
 from nemo_gym.http.transports.response import RawHeaders
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         "_chunks",
         "_gone",
         "_headers",
-        "_is_sending",
+        "_line",
         "_max_bytes",
         "_parser",
         "_received",
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, address: Address, gone: "Callable[[Connection], None]", max_bytes: int) -> None:
+    def __init__(self, address: Address | TlsAddress, gone: "Callable[[Connection], None]", max_bytes: int) -> None:
         """`max_bytes` is how long the body of an answer may be."""
         self.address = address
         self.transport: asyncio.Transport | None = None
@@ -107,7 +107,8 @@ class Connection(asyncio.Protocol):
         if hasattr(self._parser, "set_dangerous_leniencies"):
             self._parser.set_dangerous_leniencies(**_LENIENT)
         self._answered: asyncio.Future[Answer] | None = None
-        self._is_sending = False
+        self._line: asyncio.WriteTransport | None = None
+        """What the bytes go out through: the connection itself, or what is below its TLS."""
         self._received = 0
         self._beginning = b""
         self._reset()
@@ -145,16 +146,12 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio: the connection is open."""
-        self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=0)
+        self.take(cast(asyncio.Transport, transport), cast(asyncio.Transport, transport))
 
-    def pause_writing(self) -> None:
-        """Asyncio: something written has not gone out yet."""
-        self._is_sending = True
-
-    def resume_writing(self) -> None:
-        """Asyncio: all that was written has gone out."""
-        self._is_sending = False
+    def take(self, transport: asyncio.Transport, line: asyncio.WriteTransport) -> None:
+        """Speak over `transport`, whose bytes go out through `line`."""
+        self.transport, self._line = transport, line
+        line.set_write_buffer_limits(high=0)  # uvloop then writes at once
 
     def data_received(self, data: bytes) -> None:
         """Asyncio: some bytes, however many."""
@@ -192,6 +189,10 @@ class Connection(asyncio.Protocol):
             self._end(AnswerTooLargeError.than(self._max_bytes))
         else:
             return
+        self.close()
+
+    def eof_received(self) -> None:
+        """Asyncio: the other side has said its last; over TLS that is known long before the connection is gone."""
         self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -234,7 +235,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Parser: the last byte of an answer."""
         if not 100 <= self._status < 200 or self._status == _SWITCHING_PROTOCOLS:  # else the real one follows
-            if self._is_sending or not self._parser.should_keep_alive():
+            assert self._line is not None
+            if self._line.get_write_buffer_size() or not self._parser.should_keep_alive():
                 self.close()
             self._end(Answer(self._status, self._headers, self._chunks))
             self._beginning = b""
