@@ -15,6 +15,7 @@ from tests.ports import free_port
 from tests.programs import WAIT_S, Program, run_program
 
 GYM, NG = "gym", "ng"
+ANY_PORT = "+head_server.port=0"
 ENVIRONMENT = "example_single_tool_call"
 ROWS = PARENT_DIR / "resources_servers" / ENVIRONMENT / "data/example.jsonl"
 
@@ -67,9 +68,9 @@ def test_servers_in_one_terminal_and_rollouts_from_another(servers: str, tmp_pat
 
 def test_everything_in_one_command_and_scored_again(tmp_path: Path) -> None:
     run = [NG, "eval", "run", "--environment", ENVIRONMENT, "--model-type", "scripted_model", "--split", "example"]
-    typed(tmp_path, *run, "-o", "results/all.jsonl", "--limit", "2", "--num-repeats", "1", "+head_server.port=0")
+    typed(tmp_path, *run, "-o", "results/all.jsonl", "--limit", "2", "--num-repeats", "1", ANY_PORT)
     assert [record["reward"] for record in records(tmp_path / "results/all.jsonl")] == [1.0, 1.0]
-    again = [GYM, "eval", "reverify", "--environment", ENVIRONMENT, "--rollouts", "results/all.jsonl"]
+    again = [GYM, "eval", "reverify", "--environment", ENVIRONMENT, "--rollouts", "results/all.jsonl", ANY_PORT]
     typed(tmp_path, *again, "--inputs", "results/all_materialized_inputs.jsonl", "-o", "results/again.jsonl", "--force")
     scored = [path for path in (tmp_path / "results").iterdir() if path.name.endswith("again.jsonl")]
     assert len(records(scored[0])) == 2
