@@ -23,8 +23,11 @@ OLD_SDK := $(VENV)/openai-oldest
 OLD_SDK_VERSION := 2.7.2
 
 COVERAGE_FLOOR := 90
-# Three on two cores: half of the time tests wait for processes, clocks and sockets. tests/conftest.py knows what takes longest.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -q -rs
+# Five on two cores: most of the time tests wait for processes, clocks and sockets. tests/conftest.py knows what takes longest.
+PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -q -rs
+
+# Tests start thousands of processes; where Python is told to keep no bytecode, each would compile all of this again.
+unexport PYTHONDONTWRITEBYTECODE
 
 ifdef UV
 install = test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) $(VENV); $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(PINNED)
