@@ -131,7 +131,7 @@ def test_whatever_the_data_says_is_text() -> None:
     ],
 )
 def test_any_profile_makes_a_page(rewards: list[list[Any]], usage: dict[str, int]) -> None:
-    text = page(profiles(rewards, **usage) if rewards else [], [1, 1, 2])
+    text = page(profiles(rewards, "alpha", **usage) if rewards else [], [1, 1, 2])
 
     checked(text)
     assert "nan" not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL).lower()
