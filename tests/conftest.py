@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,6 +13,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# How long an example takes says more about the machine than about us. Where trainers are tested there is no hypothesis.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any_machine")
 
 # Thousands of tests are collected, and nothing of that is ever garbage: looking for some costs as much as collecting.
 gc.disable()
