@@ -16,6 +16,10 @@ PEER_inspect_ai := inspect_ai==0.3.285 openai==3.49.0
 PEER_verifiers := verifiers==0.4.0 uv==0.13.7
 PEER_verifiers_tool_env := verifiers==0.3.1
 RAY_TOOLS := 'pytest>=8.3' 'psutil>=6'
+# The tests that do what the README, the pages of docs/ and the READMEs of modules say, word for word.
+DOCS_TESTS := tests/test_guides.py tests/test_reference_pages.py tests/test_tutorial.py tests/test_environment_readmes.py \
+	tests/test_agent_readmes.py tests/test_model_readmes.py tests/data/benchmarks/test_readmes.py tests/data/test_first_environment.py \
+	tests/contract/test_docs_types.py
 # The versions that were tested together; `make constraints` renews them.
 PINNED := --constraint constraints.txt
 
@@ -23,8 +27,11 @@ OLD_SDK := $(VENV)/openai-oldest
 OLD_SDK_VERSION := 2.7.2
 
 COVERAGE_FLOOR := 90
-# Three on two cores: half of the time tests wait for processes, clocks and sockets. tests/conftest.py knows what takes longest.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -q -rs
+# Five on two cores: most of the time tests wait for processes, clocks and sockets. tests/conftest.py knows what takes longest.
+PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -q -rs
+
+# Tests start thousands of processes; where Python is told to keep no bytecode, each would compile all of this again.
+unexport PYTHONDONTWRITEBYTECODE
 
 ifdef UV
 install = test -x $(BIN)/python || $(UV) venv --quiet --seed --python $(PYTHON) $(VENV); $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(PINNED)
@@ -32,7 +39,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-again test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench bench-peers chaos chaos-short \
+.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench bench-peers chaos chaos-short \
 	constraints clean
 
 help: ## this list
@@ -57,8 +64,11 @@ dev: $(VENV)/.installed-dev ## the same with the development tools
 quickstart: install ## start an example environment with the built-in model and collect rollouts from it
 	@$(BIN)/python -m nemo_gym.cli.quickstart
 
-test: dev ## run every test
-	@$(PYTEST)
+test: dev ## run the tests, but for those that have a target of their own
+	@$(PYTEST) $(DOCS_TESTS:%=--ignore=%)
+
+test-docs: dev ## type every command of the documentation, run its programs, check their types
+	@$(PYTEST) $(DOCS_TESTS)
 
 test-again: dev ## run what failed in the last run of the tests, one at a time
 	@$(BIN)/python -m pytest -q -rs --last-failed --last-failed-no-failures none
@@ -145,8 +155,9 @@ echo "== $(1)"; $(MAKE) --no-print-directory $(1) || { \
 	$(MAKE) --no-print-directory $(2) || { echo "== $(1) failed twice"; exit 1; }; }
 endef
 
-check: lint types imports ## what CI runs: lint, types, import contract, every test, those with torch, Ray, MLflow and a browser, the documentation, some faults
+check: lint types imports ## what CI runs: lint, types, import contract, every test, those of the documentation, with torch, Ray, MLflow and a browser, the site, some faults
 	@$(call stage,test,test-again)
+	@$(call stage,test-docs,test-again)
 	@$(call stage,test-rl,test-rl)
 	@$(call stage,test-ray,test-ray)
 	@$(call stage,test-mlflow,test-mlflow)

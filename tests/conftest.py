@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,6 +13,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# How long an example takes says more about the machine than about us. Where trainers are tested there is no hypothesis.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any_machine")
 
 # Thousands of tests are collected, and nothing of that is ever garbage: looking for some costs as much as collecting.
 gc.disable()
@@ -19,22 +26,41 @@ gc.disable()
 LONGEST = (
     "tests/collection/test_patience.py",
     "tests/test_environment_readmes.py",
-    "tests/hostile/test_scored.py",
-    "tests/collection/test_real_servers.py",
     "tests/rollouts/test_server_watch.py",
-    "tests/sandbox/test_isolation.py",
-    "tests/sandbox/test_hostile.py",
-    "tests/test_guides.py",
-    "tests/compat/test_third_party_servers.py",
-    "tests/compat/test_foreign_checkout.py",
-    "tests/data/test_first_environment.py",
-    "tests/data/benchmarks/test_readmes.py",
     "tests/security/test_linear_time.py",
-    "tests/cli/launch/test_run_helper.py",
-    "tests/cli/commands/test_e2e_collect_rollouts.py",
-    "tests/cli/commands/test_slurm.py",
-    "tests/contract/test_docs_types.py",
+    "tests/sandbox/test_hostile.py",
+    "tests/hostile/test_scored.py",
+    "tests/test_guides.py",
+    "tests/test_reference_pages.py",
+    "tests/contract/test_import_budget.py",
+    "tests/executors/test_steering.py",
+    "tests/sandbox/test_docker.py",
     "tests/collection/test_disk.py",
+    "tests/cli/commands/test_slurm.py",
+    "tests/test_model_readmes.py",
+    "tests/test_bench_peers.py",
+    "tests/test_tutorial.py",
+    "tests/collection/test_real_servers.py",
+    "tests/data/test_first_environment.py",
+    "tests/cli/launch/test_run_helper.py",
+    "tests/data/benchmarks/test_readmes.py",
+    "tests/cli/launch/test_run_helper_faults.py",
+    "tests/executors/test_driver.py",
+    "tests/cli/commands/test_e2e_collect_rollouts.py",
+    "tests/sandbox/test_isolation.py",
+    "tests/dialects/test_sdk_clients.py",
+    "tests/token_id_capture/test_real_servers.py",
+    "tests/collection/test_budget_on_servers.py",
+    "resources_servers/math_with_judge/tests/test_app.py",
+    "tests/servers/test_host.py",
+    "responses_api_models/token_model/tests/test_app.py",
+    "tests/compat/test_third_party_servers.py",
+    "tests/view/test_api.py",
+    "resources_servers/math_with_judge/tests/test_library_pool.py",
+    "tests/compat/test_foreign_checkout.py",
+    "tests/observability/test_capture.py",
+    "tests/cli/launch/test_sandboxes.py",
+    "tests/contract/test_docs_types.py",
 )
 """Files that take longest: they come first, so that none of them is left at the end with the other workers idle."""
 

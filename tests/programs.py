@@ -41,17 +41,24 @@ elif program == "python":
     sys.path.insert(0, "")
     runpy.run_path(arguments[0], run_name="__main__")
 else:
-    import_module(f"nemo_gym.cli.commands.{program.removeprefix('nemo_gym_').removeprefix('ng_')}").main()
+    name = "gym" if program == "ng" else program.removeprefix("nemo_gym_").removeprefix("ng_")
+    import_module(f"nemo_gym.cli.commands.{name}").main()
 """
 _PRELOADED = [
     "nemo_gym.cli.commands.collect_rollouts",
+    "nemo_gym.cli.config",
     "nemo_gym.launch.end_to_end",
     "nemo_gym.cli.show",
+    "nemo_gym.http.transports.wire",
     "nemo_gym.rollout_collection",
     "nemo_gym.servers.head",
-    "uvicorn",
+    "hydra.core.override_parser.overrides_parser",
+    "rich.table",
+    "tqdm",
+    "uvicorn.protocols.http.httptools_impl",
     "uvloop",
 ]
+"""With what they import only when they come to it, such as the parser of options."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 WAIT_S = 120.0
@@ -88,7 +95,7 @@ def _started(
 
 
 class Program:
-    """One command, running: `ng_<name>`, `python -m <module>` or `python <file>`, with its arguments."""
+    """One command, running: `ng_<name>`, `gym`, `python -m <module>` or `python <file>`, with its arguments."""
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ logger = logging.getLogger(f"{LOGGER_NAME}.test")
 def _restored() -> Iterator[None]:
     package = logging.getLogger(LOGGER_NAME)
     handlers, level = list(package.handlers), package.level
+    setup_logging()  # what other tests have left to be said is said now
+    package.handlers.clear()
     yield
     package.handlers[:], package.level = handlers, level
 

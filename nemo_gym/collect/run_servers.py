@@ -42,6 +42,8 @@ _LONGEST_TEXT = 300
 _SHOWN_AFTER_S = 5.0
 _TOLD_AFTER_S = 30.0
 """Of silence: a server under full load may be slow to answer."""
+_SILENT_AFTER_S = 60.0
+"""Who has not answered a first call by then may be at work on it, or hang."""
 
 
 def announce_head(client: ServerClient) -> None:
@@ -292,8 +294,11 @@ class EndpointState:
         """The trouble in a few words; empty when there is none."""
         if self.problem:
             return f"no answer from {self.url}{self._yet} for {now_s - self.failing_since_s:.0f} s: {self.problem}"
-        if self.waiting_since_s is not None and now_s - self.waiting_since_s >= _SHOWN_AFTER_S:
-            return f"{self.url} is connected and at work on its first answer for {now_s - self.waiting_since_s:.0f} s"
+        waits_s = 0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+        if waits_s >= _SILENT_AFTER_S:
+            return f"{self.url} took its first call and has been silent for {waits_s:.0f} s"
+        if waits_s >= _SHOWN_AFTER_S:
+            return f"{self.url} is connected and at work on its first answer for {waits_s:.0f} s"
         return ""
 
     def worth_telling(self, allowed_s: float | None) -> str:

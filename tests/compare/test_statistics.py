@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # `stats` takes a second, and is loaded where it is used
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.skills import hash_skill_dir
+from tests.programs import run_program
 
-GYM = str(Path(sys.executable).with_name("gym"))
-WITHIN_S = 120.0
 DRIVER = """
     import json
     from pathlib import Path
@@ -32,7 +30,7 @@ DRIVER = """
         raise OSError("the disk is full")
 """
 RUN = [
-    *(GYM, "eval", "run", "--environment", "example_single_tool_call", "--model-type", "scripted_model"),
+    *("gym", "eval", "run", "--environment", "example_single_tool_call", "--model-type", "scripted_model"),
     *("--split", "example", "-o", "results/out.jsonl", "--limit", "2"),
 ]
 
@@ -50,7 +48,7 @@ def _own_modules(tmp_path: Path) -> None:
 
 
 def typed(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    return run_program(*words, "+head_server.port=0", folder=folder)  # other tests hold the usual port
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,8 @@
 """The commands as the original's documentation teaches them, typed in a shell: each a process of its own."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +12,16 @@ import pytest
 
 from nemo_gym.paths import PARENT_DIR
 from tests.ports import free_port
+from tests.programs import WAIT_S, Program, run_program
 
-GYM = str(Path(sys.executable).with_name("gym"))
-NG = str(Path(sys.executable).with_name("ng"))
-WITHIN_S = 120.0
+GYM, NG = "gym", "ng"
+ANY_PORT = "+head_server.port=0"
 ENVIRONMENT = "example_single_tool_call"
 ROWS = PARENT_DIR / "resources_servers" / ENVIRONMENT / "data/example.jsonl"
 
 
 def typed(folder: Path, *words: str, code: int = 0) -> str:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    done = run_program(*words, folder=folder)
     assert done.returncode == code, done.stderr
     assert "deprecated" not in done.stderr
     return done.stdout
@@ -38,26 +35,19 @@ def records(path: Path) -> list[dict[str, Any]]:
 def servers(tmp_path: Path) -> Iterator[str]:
     """What `gym env start` starts, until Ctrl-C; the option that names its head server."""
     head = f"+head_server.port={free_port()}"
-    started = subprocess.Popen(
-        [GYM, "env", "start", "--environment", ENVIRONMENT, "--model-type", "scripted_model", head],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    words = (GYM, "env", "start", "--environment", ENVIRONMENT, "--model-type", "scripted_model", head)
+    started = Program(*words, folder=tmp_path)
     try:
-        until = time.monotonic() + WITHIN_S
+        until = time.monotonic() + WAIT_S
         while len(json.loads(typed(tmp_path, GYM, "env", "status", "--json", head))) < 3:
-            assert started.poll() is None
-            assert time.monotonic() < until
+            assert started.is_running, started.stderr
+            assert time.monotonic() < until, started.stderr
             time.sleep(0.2)
         yield head
-        os.kill(started.pid, signal.SIGINT)
-        assert started.wait(WITHIN_S) in (0, 130)
+        started.send(signal.SIGINT)
+        assert started.wait() in (0, 130)
     finally:
-        if started.poll() is None:
-            started.kill()
-            started.wait()
+        started.stop()
 
 
 def test_servers_in_one_terminal_and_rollouts_from_another(servers: str, tmp_path: Path) -> None:
@@ -78,9 +68,9 @@ def test_servers_in_one_terminal_and_rollouts_from_another(servers: str, tmp_pat
 
 def test_everything_in_one_command_and_scored_again(tmp_path: Path) -> None:
     run = [NG, "eval", "run", "--environment", ENVIRONMENT, "--model-type", "scripted_model", "--split", "example"]
-    typed(tmp_path, *run, "-o", "results/all.jsonl", "--limit", "2", "--num-repeats", "1")
+    typed(tmp_path, *run, "-o", "results/all.jsonl", "--limit", "2", "--num-repeats", "1", ANY_PORT)
     assert [record["reward"] for record in records(tmp_path / "results/all.jsonl")] == [1.0, 1.0]
-    again = [GYM, "eval", "reverify", "--environment", ENVIRONMENT, "--rollouts", "results/all.jsonl"]
+    again = [GYM, "eval", "reverify", "--environment", ENVIRONMENT, "--rollouts", "results/all.jsonl", ANY_PORT]
     typed(tmp_path, *again, "--inputs", "results/all_materialized_inputs.jsonl", "-o", "results/again.jsonl", "--force")
     scored = [path for path in (tmp_path / "results").iterdir() if path.name.endswith("again.jsonl")]
     assert len(records(scored[0])) == 2

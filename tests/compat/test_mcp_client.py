@@ -4,13 +4,12 @@ Environment and client are processes of their own, as a harness such as Claude C
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from textwrap import dedent
@@ -19,9 +18,8 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
+from tests.programs import WAIT_S, Program, run_program
 
-GYM = str(Path(sys.executable).with_name("gym"))
-WITHIN_S = 120.0
 ENVIRONMENT = """
     from collections import Counter
 
@@ -82,10 +80,8 @@ CLIENT = """
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
-    url, mode, headers, calls = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-
-    async def main():
-        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+    async def main(url, mode, headers, calls):
+        async with asyncio.timeout(100), httpx2.AsyncClient(headers=headers, timeout=60) as http:
             async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
                 tools = (await client.list_tools()).tools
                 answers = []
@@ -94,9 +90,11 @@ CLIENT = """
                     text = result.content[0].text
                     answers.append([bool(result.is_error), text, result.structured_content])
                 shown = {tool.name: [tool.description, tool.input_schema] for tool in tools}
-                print(json.dumps({"server": client.server_info.name, "tools": shown, "answers": answers}))
+                said = {"server": client.server_info.name, "tools": shown, "answers": answers}
+                print(json.dumps(said), flush=True)
 
-    asyncio.run(main())
+    for line in sys.stdin:
+        asyncio.run(main(**json.loads(line)))
 """
 CONFIG = """
     shop:
@@ -112,36 +110,62 @@ CONFIG = """
 """
 
 
-@pytest.fixture(params=["hosted", "process"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The base URL of the environment, started in one process with others, and in one of its own."""
-    folder = tmp_path / "resources_servers/shop"
-    folder.mkdir(parents=True)
-    (folder / "app.py").write_text(dedent(ENVIRONMENT))
-    (folder / "requirements.txt").write_text("")
+Use = Callable[..., Any]
+
+
+@pytest.fixture(params=["hosted", "process"], scope="module")
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of the environment, started in one process with others, and in one of its own.
+
+    Every test has sessions of its own there.
+    """
+    folder = tmp_path_factory.mktemp(request.param)
     port = free_port()
-    config = dedent(CONFIG).format(port=port, isolation=request.param)
-    (tmp_path / "shop.yaml").write_text(config)
-    log = tmp_path / "start.log"
-    with log.open("w") as out:
-        started = subprocess.Popen(
-            [GYM, "env", "start", "--config", "shop.yaml", f"+head_server.port={free_port()}"],
-            cwd=tmp_path,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    write_shop(folder, port, request.param)
+    started = Program("gym", "env", "start", "--config", "shop.yaml", "+head_server.port=0", folder=folder)
     url = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + WITHIN_S
+        until = time.monotonic() + WAIT_S
         while not _is_up(url):
-            assert started.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
+            assert started.is_running, started.stdout + started.stderr
+            assert time.monotonic() < until, started.stdout + started.stderr
             time.sleep(0.1)
         yield url
+        started.send(signal.SIGINT)
+        assert started.wait() in (0, 130), started.stderr
     finally:
-        os.kill(started.pid, signal.SIGINT)
-        started.wait(WITHIN_S)
+        started.stop()
+
+
+def write_shop(folder: Path, port: int, isolation: str, program: str = ENVIRONMENT) -> None:
+    place = folder / "resources_servers/shop"
+    place.mkdir(parents=True)
+    (place / "app.py").write_text(dedent(program))
+    (place / "requirements.txt").write_text("")
+    (folder / "shop.yaml").write_text(dedent(CONFIG).format(port=port, isolation=isolation))
+
+
+@pytest.fixture(scope="module")
+def use(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Use]:
+    """Have the client list the tools and make calls; it opens a connection each time."""
+    program = tmp_path_factory.mktemp("client") / "client.py"
+    program.write_text(dedent(CLIENT))
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, program], stdin=pipe, stdout=pipe, text=True) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+
+        def asked(url: str, headers: dict[str, str], calls: list[Any], mode: str = "auto") -> Any:
+            wanted = {"url": f"{url}/mcp", "mode": mode, "headers": headers, "calls": calls}
+            client.stdin.write(json.dumps(wanted) + "\n")  # type: ignore[union-attr]
+            client.stdin.flush()  # type: ignore[union-attr]
+            said = client.stdout.readline()  # type: ignore[union-attr]
+            assert said, "the client failed; why is on stderr"
+            return json.loads(said)
+
+        yield asked
+        client.stdin.close()
+        assert client.wait(WAIT_S) == 0
 
 
 def _is_up(url: str) -> bool:
@@ -155,20 +179,11 @@ def _is_up(url: str) -> bool:
 def post(url: str, body: Any, cookies: str = "") -> tuple[Any, str]:
     headers = {"content-type": "application/json", "cookie": cookies}
     asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked, timeout=WITHIN_S) as answer:
+    with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
         jar: SimpleCookie = SimpleCookie()
         for value in answer.headers.get_all("set-cookie") or []:
             jar.load(value)
         return json.load(answer), "; ".join(f"{name}={morsel.value}" for name, morsel in jar.items())
-
-
-def use(folder: Path, url: str, headers: dict[str, str], calls: list[Any], mode: str = "auto") -> Any:
-    program = folder / "client.py"
-    program.write_text(dedent(CLIENT))
-    words = [sys.executable, str(program), f"{url}/mcp", mode, json.dumps(headers), json.dumps(calls)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def seeded(url: str, **row: Any) -> tuple[dict[str, Any], str]:
@@ -177,12 +192,12 @@ def seeded(url: str, **row: Any) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_tools_are_called_in_the_session_that_was_seeded(shop: str, tmp_path: Path, mode: str) -> None:
+def test_tools_are_called_in_the_session_that_was_seeded(shop: str, use: Use, mode: str) -> None:
     mcp, cookies = seeded(shop)
     assert (mcp["server_name"], mcp["url_path"], mcp["transport"]) == ("shop", "/mcp", "http")
     assert list(mcp["headers"]) == ["X-NeMo-Gym-Session-Token"]
     calls = [["add", {"amount": 2}], ["add", {"amount": 3}], ["stock_apples", {"where": "here"}]]
-    used = use(tmp_path, shop, mcp["headers"], calls, mode)
+    used = use(shop, mcp["headers"], calls, mode)
     assert used["server"] == "shop"
     assert set(used["tools"]) == {"add", "close", "stock_apples"}
     assert used["tools"]["add"][0] == "Put goods into the basket."
@@ -206,26 +221,26 @@ def test_tools_are_called_in_the_session_that_was_seeded(shop: str, tmp_path: Pa
     assert verdict["response"]["output"][0]["name"] == "mcp__shop__add"
 
 
-def test_what_a_session_may_not_do_is_said_to_the_model(shop: str, tmp_path: Path) -> None:
+def test_what_a_session_may_not_do_is_said_to_the_model(shop: str, use: Use) -> None:
     mcp, _ = seeded(shop, allowed=["add"])
     calls = [["close", {}], ["ad", {}], ["add", {"amount": "many"}]]
-    used = use(tmp_path, shop, mcp["headers"], calls)
+    used = use(shop, mcp["headers"], calls)
     assert set(used["tools"]) == {"add"}
     assert [is_error for is_error, _, _ in used["answers"]] == [True, True, True]
     assert "this session may not use 'close'; it may use add" in used["answers"][0][1]
     assert "there is no tool 'ad'; did you mean 'add'?" in used["answers"][1][1]
     assert used["answers"][2][1].startswith("HTTP 422 from POST /add: ")
     everything, _ = seeded(shop)
-    failed = use(tmp_path, shop, everything["headers"], [["close", {}]])["answers"]
+    failed = use(shop, everything["headers"], [["close", {}]])["answers"]
     assert failed == [[True, "HTTP 409 from POST /close: the shop is open all night", None]]
 
 
-def test_a_token_is_needed_and_cannot_be_made_up(shop: str, tmp_path: Path) -> None:
+def test_a_token_is_needed_and_cannot_be_made_up(shop: str, use: Use) -> None:
     mcp, _ = seeded(shop, allowed=["add"])
     ((header, token),) = mcp["headers"].items()
     forged = {header: token[:-1] + ("0" if token[-1] != "0" else "1")}
     for headers in ({}, forged):
-        used = use(tmp_path, shop, headers, [["add", {"amount": 1}]])
+        used = use(shop, headers, [["add", {"amount": 1}]])
         assert set(used["tools"]) == {"add", "close", "stock_apples"}
         assert used["answers"][0][0]
         assert header in used["answers"][0][1]
@@ -233,15 +248,9 @@ def test_a_token_is_needed_and_cannot_be_made_up(shop: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("isolation", ["hosted", "process"])
 def test_a_server_whose_tools_cannot_be_offered_does_not_start_and_says_why(tmp_path: Path, isolation: str) -> None:
-    folder = tmp_path / "resources_servers/shop"
-    folder.mkdir(parents=True)
-    (folder / "app.py").write_text(
-        dedent(ENVIRONMENT).replace("body: AddRequest,", "body: AddRequest, other: AddRequest,")
-    )
-    (folder / "requirements.txt").write_text("")
-    (tmp_path / "shop.yaml").write_text(dedent(CONFIG).format(port=free_port(), isolation=isolation))
-    words = [GYM, "env", "start", "--config", "shop.yaml", "+head_server.port=0"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    two_bodies = ENVIRONMENT.replace("body: AddRequest,", "body: AddRequest, other: AddRequest,")
+    write_shop(tmp_path, free_port(), isolation, two_bodies)
+    done = run_program("gym", "env", "start", "--config", "shop.yaml", "+head_server.port=0", folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "shop: 'add' cannot be a tool over MCP: it takes 2 bodies (body, other)" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -105,8 +105,13 @@ def test_text_options_accept_whatever_is_typed(text: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """What Hydra makes of words: no space around them, no backslash before what it escapes."""
-    return re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", text.strip())
+    """What Hydra makes of words: no space around them that is not escaped, no backslash before what it escapes."""
+    pieces = re.findall(r"\\[\\()\[\]{}:=, \t]|.", text, re.DOTALL)
+    while pieces and pieces[0].isspace():
+        del pieces[0]
+    while pieces and pieces[-1].isspace():
+        del pieces[-1]
+    return "".join(piece[-1] for piece in pieces)
 
 
 def test_quotes_around_the_value_of_a_text_option_are_not_part_of_it() -> None:

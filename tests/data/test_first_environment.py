@@ -1,44 +1,18 @@
 """The tutorial, word for word: its files are written and its commands typed, in its order, in an empty folder."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from nemo_gym.paths import PARENT_DIR
-
-TUTORIAL = PARENT_DIR / "docs" / "first-environment.md"
-_BLOCK = re.compile(r"^```(bash|python|yaml)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def type_in(commands: str, folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", commands],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
-    return done.stdout
+from tests.guides import walk
 
 
 @pytest.mark.usefixtures("bare_pytest")
 def test_a_newcomer_can_follow_the_tutorial(tmp_path: Path) -> None:
-    (tmp_path / "env.yaml").write_text("head_server:\n  port: 0\n")  # tests run side by side
-    printed = ""
-    for kind, name, text in _BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
-        if kind == "bash":
-            printed += type_in(text, tmp_path)
-        else:
-            assert name, text
-            (tmp_path / name).write_text(text)
+    with walk(tmp_path) as walking:
+        printed = walking.follow("first-environment.md")
 
     assert printed.count(" passed") == 3
     assert "The example data of resources_servers/word_count is complete." in printed

@@ -121,17 +121,17 @@ def test_whatever_the_data_says_is_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("rewards", "usage"),
     [
-        [],
-        profiles([[None, None]]),
-        profiles([[0.5]]),
-        profiles([[-3.5, 2e12], [1e-9]], total_tokens=1),
-        profiles([[task / 100, task / 50] for task in range(100)], output_tokens=7, total_tokens=10**9),
+        ([], {}),
+        ([[None, None]], {}),
+        ([[0.5]], {}),
+        ([[-3.5, 2e12], [1e-9]], {"total_tokens": 1}),
+        ([[task / 100, task / 50] for task in range(100)], {"output_tokens": 7, "total_tokens": 10**9}),
     ],
 )
-def test_any_profile_makes_a_page(given: list[dict[str, Any]]) -> None:
-    text = page(given, [1, 1, 2])
+def test_any_profile_makes_a_page(rewards: list[list[Any]], usage: dict[str, int]) -> None:
+    text = page(profiles(rewards, "alpha", **usage) if rewards else [], [1, 1, 2])
 
     checked(text)
     assert "nan" not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL).lower()

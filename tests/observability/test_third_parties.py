@@ -242,6 +242,7 @@ def collected(root: Path, *options: str) -> dict[str, dict[str, Any]]:
         "+config_paths=[servers.yaml]",
         "+split=example",
         "+output_jsonl_fpath=out.jsonl",
+        "+head_server.port=0",
         *options,
         folder=root,
         environment=environment,

@@ -73,7 +73,7 @@ class Engine:
         @app.post("/abort_all")
         async def abort() -> dict[str, Any]:
             self.told.append("abort")
-            self._stop.set()
+            self._abort()
             return {}
 
         @app.post("/go_on")
@@ -86,7 +86,12 @@ class Engine:
     def abort_from_outside(self) -> None:
         """What a trainer does that owns the engine."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._loop.call_soon_threadsafe(self._abort)
+
+    def _abort(self) -> None:
+        """End what is being generated now; what is asked for later is generated."""
+        self._stop.set()
+        self._stop = asyncio.Event()
 
     async def _generate(self, most: int) -> tuple[list[int], bool]:
         self._loop = asyncio.get_running_loop()
@@ -233,7 +238,10 @@ def test_every_replica_is_paused_and_goes_on(runs: Runs, tokenizer: Any) -> None
     record = asyncio.run(interrupted(manager, engine, sample()))
 
     assert engine.told == ["abort", "abort", "go on", "go on"]
-    assert [said(completion)[0] for completion in record.completions] == [[10, 10, 11, 11, 11, 11]] * GROUP_SIZE
+    for (
+        completion
+    ) in record.completions:  # the abort of one replica ends calls of the other, which may not be paused yet
+        assert said(completion)[0] in ([10, 10, 11, 11, 11, 11], [10, 10, 10, 10, 11, 11])
     assert {completion.weight_versions for completion in record.completions} == {(0, 1)}
 
 

@@ -265,6 +265,31 @@ def test_an_endpoint_that_is_slow_or_has_worked_or_is_one_of_several_ends_no_run
         assert watched(client, for_s=2.0) is None
 
 
+@pytest.mark.parametrize(
+    ("asked_s_ago", "words"),
+    [
+        (20.0, "is connected and at work on its first answer for 2"),
+        (75.0, "took its first call and has been silent for 7"),
+    ],
+)
+def test_an_endpoint_that_takes_calls_and_never_answers_is_called_silent_after_a_minute(
+    asked_s_ago: float, words: str
+) -> None:
+    async def noticed(client: ServerClient) -> str:
+        watch = ServerWatch(client, 60.0)
+        watching = asyncio.ensure_future(watch.until_down(lambda: ("hit_agent",)))
+        try:
+            async with asyncio.timeout(30.0):
+                while not watch.notice():  # noqa: ASYNC110 - threads look at the servers
+                    await asyncio.sleep(0.02)
+            return watch.notice()
+        finally:
+            watching.cancel()
+
+    with model_with(endpoint(asked_s_ago=asked_s_ago)) as (client, _):
+        assert asyncio.run(noticed(client)).startswith(f"http://10.1.2.3:8000/v1 {words}")
+
+
 def test_it_is_not_forgotten_that_an_endpoint_worked_when_its_model_server_was_started_again() -> None:
     def start_again() -> None:
         time.sleep(0.5)

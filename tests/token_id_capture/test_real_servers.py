@@ -190,7 +190,7 @@ def write_run(root: Path, engine: str) -> None:
 
 def run(root: Path, *options: str) -> Any:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_GYM", "WANDB"))}
-    command = ("ng_e2e_collect_rollouts", "+config_paths=[servers.yaml]", "+split=example")
+    command = ("ng_e2e_collect_rollouts", "+config_paths=[servers.yaml]", "+split=example", "+head_server.port=0")
     return run_program(
         *command, "+output_jsonl_fpath=out.jsonl", *options, folder=root, environment=environment, timeout=240
     )

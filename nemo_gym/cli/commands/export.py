@@ -1,9 +1,13 @@
 """`ng_export`: a data set for training, made of collected rollouts."""
 
 import json
+import logging
 
 from nemo_gym.cli.command import command
 from nemo_gym.schemas.cli_config import ExportConfig
+
+logger = logging.getLogger(__name__)
+_CHOOSING = ("where", "filter", "min_reward")
 
 
 @command(ExportConfig, reads_config=False)
@@ -27,6 +31,10 @@ def main(config: ExportConfig) -> None:
         from nemo_gym.data.hub import Hub, push_file
 
         summary.pushed_to = push_file(Hub(token=config.hf_token), config.push_to_hub, summary.path, config.hub_split)
+    if not summary.examples:
+        asked = {f"+{name}={getattr(config, name)}" for name in _CHOOSING if getattr(config, name) is not None}
+        why = f"nothing passed {' and '.join(sorted(asked))}" if asked else "there was nothing to export"
+        logger.warning("%s: %s is empty", why, summary.path)
     if config.json_format:
         print(json.dumps(summary.as_json()))
         return

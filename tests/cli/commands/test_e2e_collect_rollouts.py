@@ -326,7 +326,7 @@ def test_every_option_of_ng_collect_rollouts_is_an_option_here() -> None:
 
 
 def test_a_server_that_refuses_its_block_is_a_users_mistake(start: Start) -> None:
-    ended = start("++policy_model.responses_api_models.scripted_model.script=7")
+    ended = start("++policy_model.responses_api_models.scripted_model.script=7", "+head_server.port=0")
     _, errors = ended.communicate(timeout=120)
     assert ended.returncode == 2
     last = errors.splitlines()[-1]

@@ -43,6 +43,25 @@ def test_the_result_can_be_had_as_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["examples"] == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["+filter=mean > 2"], "nothing passed +filter=mean > 2: "),
+        (["+where=reward > 2", "+min_reward=1"], "nothing passed +min_reward=1.0 and +where=reward > 2: "),
+        (["+filter=mean > 2", "+json=true"], "nothing passed +filter=mean > 2: "),
+    ],
+)
+def test_a_filter_that_nothing_passes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    rollouts, output = write_run(tmp_path), tmp_path / "sft.jsonl"
+    main.run([f"+rollouts_jsonl_fpath={rollouts}", f"+output_fpath={output}", "+format=sft", *options])
+    printed = capsys.readouterr()
+    assert printed.err == f"Warning: {said}{output} is empty\n"
+    assert printed.out.startswith("{" if "+json=true" in options else "0 examples of 0 tasks are in")
+    assert output.read_text() == ""
+
+
 def test_a_format_that_does_not_exist_is_the_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.run([f"+rollouts_jsonl_fpath={write_run(tmp_path)}", "+output_fpath=x.jsonl", "+format=sfd"])

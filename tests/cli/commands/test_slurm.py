@@ -63,6 +63,7 @@ def folder(tmp_path: Path) -> Path:
     model = {"entrypoint": "app.py", "script": {"latency_s": 0.3}}
     config = {
         "config_paths": [ENVIRONMENT],
+        "head_server": {"port": 0},
         AGENT: {"responses_api_agents": {"simple_agent": {"datasets": datasets}}},
         "policy_model": {"responses_api_models": {"scripted_model": model}},
     }

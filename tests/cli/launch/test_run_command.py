@@ -35,7 +35,12 @@ def wait_until_ready(run: Piped) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_everything(
-    write_server: WriteServer, ng_run: RunCommand, processes_of: Find, is_gone: IsGone, number: signal.Signals
+    write_server: WriteServer,
+    ng_run: RunCommand,
+    processes_of: Find,
+    is_gone: IsGone,
+    wait_for: WaitFor,
+    number: signal.Signals,
 ) -> None:
     write_server("one")
     write_server("two")
@@ -49,11 +54,16 @@ def test_a_signal_stops_everything(
     assert run.returncode == 0, errors
     assert "(one) listening" in errors
     assert "Traceback" not in errors
-    assert all(map(is_gone, pids))
+    wait_for(lambda: all(map(is_gone, pids)))  # the warden hears of it a moment later
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_stubborn_server(
-    write_server: WriteServer, ng_run: RunCommand, processes_of: Find, is_gone: IsGone, apps: dict[str, str]
+    write_server: WriteServer,
+    ng_run: RunCommand,
+    processes_of: Find,
+    is_gone: IsGone,
+    wait_for: WaitFor,
+    apps: dict[str, str],
 ) -> None:
     write_server("one", STUBBORN + apps["plain"])
     run = ng_run("one", server_stop_timeout_s=600)
@@ -65,7 +75,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stubborn_server(
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=20)
     assert run.returncode == 130
-    assert all(map(is_gone, pids))
+    wait_for(lambda: all(map(is_gone, pids)))  # the warden hears of it a moment later
 
 
 def test_a_stubborn_server_is_killed_when_its_time_is_up(
@@ -92,7 +102,7 @@ def test_ctrl_c_during_start_stops_what_was_started(
     _, errors = run.communicate(timeout=20)
     assert run.returncode == 130
     assert "Traceback" not in errors
-    assert all(map(is_gone, pids))
+    wait_for(lambda: all(map(is_gone, pids)))  # the warden hears of it a moment later
 
 
 def test_ctrl_c_during_installation_stops_the_installer(
@@ -163,7 +173,7 @@ def test_the_config_file_of_a_run_whose_launcher_and_warden_were_killed_goes_at_
 
 
 def test_a_crash_ends_the_run_with_a_message_and_exit_code_1(
-    write_server: WriteServer, ng_run: RunCommand, processes_of: Find, is_gone: IsGone
+    write_server: WriteServer, ng_run: RunCommand, processes_of: Find, is_gone: IsGone, wait_for: WaitFor
 ) -> None:
     write_server("one")
     write_server("two")
@@ -176,7 +186,7 @@ def test_a_crash_ends_the_run_with_a_message_and_exit_code_1(
     assert run.returncode == 1
     assert "Error: Process `two` finished unexpectedly (exit code 3)." in errors
     assert "Traceback" not in errors
-    assert all(map(is_gone, pids))
+    wait_for(lambda: all(map(is_gone, pids)))  # the warden hears of it a moment later
 
 
 def test_what_the_user_can_correct_ends_with_exit_code_2(write_server: WriteServer, ng_run: RunCommand) -> None:

@@ -159,6 +159,7 @@ def test_stopping_a_server_with_workers_stops_the_workers(
     apps: dict[str, str],
     processes_of: Callable[[int], list[int]],
     is_gone: Callable[[int], bool],
+    wait_for: Callable[[Callable[[], object]], None],
 ) -> None:
     write_server("one", apps["gym"])
     helper = start_run("one", blocks={"one": {"num_workers": 2}})
@@ -167,7 +168,7 @@ def test_stopping_a_server_with_workers_stops_the_workers(
     workers = processes_of(entry["pid"])
     assert len(workers) >= 2
     helper.shutdown()
-    assert all(map(is_gone, [entry["pid"], *workers]))
+    wait_for(lambda: all(map(is_gone, [entry["pid"], *workers])))
 
 
 def test_logs_go_to_one_file_per_server(
