@@ -48,8 +48,14 @@ ENDPOINT = {
     "vllm_model": ("base_url", "api_key", "model"),
 }
 RESPONSE = {
-    **{"id": "resp_1", "object": "response", "created_at": 1.0, "model": "m", "output": []},
-    **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1.0,
+    "model": "m",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
 }
 SHORT = {"code_gen": {"num_processes": 1, "unit_test_timeout_secs": 2}, "remote_agent": {"timeout_s": 20}}
 

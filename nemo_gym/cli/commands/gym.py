@@ -26,6 +26,7 @@ _OVERRIDE = re.compile(r"[+~]|[\w.\-]+=")
 _WHOLE_LIST = re.compile(r"\+{0,2}config_paths=\[(?P<paths>.*)\]", re.DOTALL)
 _PLAIN = re.compile(r"[\w./:\-]+")
 _VERBOSE = Flag(("-v", "--verbose"), ("verbose",), is_switch=True, meaning="Say more on stderr.")
+_WORKLOADS = "nemo_gym.cli.workloads"
 _REPEATED = ("config", "asset", "search_dir")
 
 
@@ -128,7 +129,8 @@ def _parsed(leaf: Leaf, arguments: Sequence[str]) -> Namespace:
         if flag.is_switch:
             parser.add_argument(*flag.spellings, action="store_true", default=None)
         else:
-            parser.add_argument(*flag.spellings, action="append" if flag.role in _REPEATED else "store")
+            action = "append" if flag.role in _REPEATED else "store"
+            parser.add_argument(*flag.spellings, action=action, nargs=flag.values if flag.values > 1 else None)
     given, left = parser.parse_known_args(list(arguments))
     known = [spelling for flag in (_VERBOSE, *leaf.flags) for spelling in flag.spellings]
     _refuse_flags([argument for argument in left if argument.startswith("-")], [*known, "--help"])
@@ -153,7 +155,9 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
         UsageError: what was typed does not go together, or names something that there is not.
     """
     command = _command_of(leaf, given)
-    options, paths = [*leaf.always, *_words(leaf, given.words)], []
+    if leaf.words == ("eval", "submit"):
+        return command, [f"+submission={given.config}", *(["+dry_run=true"] * bool(given.dry_run)), *given.overrides]
+    options, paths = [*leaf.always, *_words(leaf, given.words), *_scaffolded(leaf, given)], []
     for flag in (_VERBOSE, *leaf.flags):
         value = getattr(given, _attribute(flag))
         if value is None:
@@ -172,13 +176,59 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
 def _command_of(leaf: Leaf, given: Namespace) -> str:
     if leaf.words == ("eval", "run") and given.no_serve:
         return "collect_rollouts"
-    if leaf.words == ("env", "test") and given.resources_server is None:
-        return "test_all"
-    if leaf.words == ("env", "init") and (given.environment or given.benchmark):
-        return "nemo_gym.cli.workloads:no_publishing"
+    if leaf.words == ("env", "validate") and (given.words or given.manifest):
+        _refuse_beside_a_workload(leaf, given, ("verbose", "kind", "manifest", "sync", "json", "search_dir"))
+        return f"{_WORKLOADS}:validate_workload"
+    if leaf.words == ("env", "test") and given.words:
+        _refuse_beside_a_workload(leaf, given, ("verbose", "kind", "update_expected", "json", "search_dir"))
+        return f"{_WORKLOADS}:check_verifier"
+    if leaf.command in ("validate", "test"):
+        _refuse_flags_without(leaf, given, "a NAME", ("kind", "sync", "update_expected", "json"))
+        return "test_all" if leaf.command == "test" and given.resources_server is None else leaf.command
+    if leaf.words == ("env", "init"):
+        return _init_command(leaf, given)
+    if leaf.words == ("eval", "submit") and not given.config:
+        raise UsageError("gym eval submit wants a file: --config jobs.yaml")
     if getattr(given, "storage", None) == "gitlab":
-        return "nemo_gym.cli.workloads:no_gitlab"
+        return f"{_WORKLOADS}:no_gitlab"
     return leaf.command
+
+
+def _given_flags(leaf: Leaf, given: Namespace) -> dict[str, str]:
+    """The flags that were typed, by what they are called in `given`."""
+    return {_attribute(flag): flag.name for flag in leaf.flags if getattr(given, _attribute(flag)) is not None}
+
+
+def _refuse_beside_a_workload(leaf: Leaf, given: Namespace, allowed: Sequence[str]) -> None:
+    others = [name for key, name in _given_flags(leaf, given).items() if key not in allowed] + given.overrides
+    if others:
+        raise UsageError(f"{leaf.title} NAME takes a workload as it is written, not {' '.join(others)}")
+
+
+def _refuse_flags_without(leaf: Leaf, given: Namespace, what: str, flags: Sequence[str]) -> None:
+    lone = [name for key, name in _given_flags(leaf, given).items() if key in flags]
+    if lone:
+        raise UsageError(f"{', '.join(lone)} of {leaf.title} goes with {what}")
+
+
+def _init_command(leaf: Leaf, given: Namespace) -> str:
+    targets = [name for name in ("resources_server", "environment", "benchmark") if getattr(given, name)]
+    if len(targets) != 1 and not any(each.lstrip("+").startswith("entrypoint=") for each in given.overrides):
+        raise UsageError("gym env init wants one of --resources-server, --environment and --benchmark, with a name")
+    if targets and targets[0] != "resources_server":
+        if given.higher_is_better and given.lower_is_better:
+            raise UsageError("--higher-is-better and --lower-is-better exclude each other")
+        return f"{_WORKLOADS}:init_workload"
+    scaffold = ("profile", "reuse_verifier", "reward_range", "higher_is_better", "lower_is_better")
+    _refuse_flags_without(leaf, given, "--environment or --benchmark", scaffold)
+    return leaf.command
+
+
+def _scaffolded(leaf: Leaf, given: Namespace) -> list[str]:
+    kind = next((each for each in ("environment", "benchmark") if getattr(given, each, None)), None)
+    if leaf.words != ("env", "init") or kind is None:
+        return []
+    return [f"+scaffold_kind={kind}", f"+scaffold_name={json.dumps(getattr(given, kind))}"]
 
 
 def _words(leaf: Leaf, words: list[str]) -> list[str]:
@@ -213,6 +263,8 @@ def _options(flag: Flag, value: Any) -> list[str]:
         return []
     if flag.is_switch:
         return [f"+{key}" if "=" in key else f"+{key}=true" for key in flag.sets]
+    if flag.values > 1:
+        return [f"+{key}=[{','.join(value)}]" for key in flag.sets]
     return [f"+{key}={json.dumps(value) if key == 'licensing' else value}" for key in flag.sets]
 
 
