@@ -153,8 +153,10 @@ def _implementation(server: ServerInstanceConfig) -> str | None:
     return None if server.implementation == STAND_IN else f"{server.SERVER_TYPE}/{server.implementation}"
 
 
-def composition_of(workload: Workload, agent_name: str | None) -> Composition:
+def composition_of(workload: Workload, agent_name: str | None, *, checks_servers: bool = False) -> Composition:
     """The servers of a workload's config, which is read on its own, with a stand-in for the model.
+
+    With `checks_servers`, every block is held against its server's class, too.
 
     Raises:
         ConfigError: it cannot be read, or does not say which agent and environment are meant.
@@ -170,7 +172,7 @@ def composition_of(workload: Workload, agent_name: str | None) -> Composition:
         skip_load_from_cli=True,
         skip_load_from_dotenv=True,
         offline=True,
-        further_checks=server_problems,
+        further_checks=server_problems if checks_servers else None,
     )
     config = GlobalConfigDictParser().parse(settings)
     instances = {instance.name: instance for instance in find_instances(config)[0]}
@@ -202,7 +204,7 @@ def validate(workload: Workload, *, sync: bool = False) -> dict[str, Any]:
         ConfigError: they do not go together; every difference is named.
     """
     said = _raw(workload.manifest_path)
-    composition = composition_of(workload, said.get("agent_server"))
+    composition = composition_of(workload, said.get("agent_server"), checks_servers=True)
     changed = _synchronized(workload.manifest_path, said, composition.facts()) if sync else []
     manifest = load_manifest(workload.manifest_path, workload.kind, workload.name)
     differing = list(_differences(manifest, composition.facts()))

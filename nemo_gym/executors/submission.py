@@ -220,21 +220,77 @@ def _service_lines(name: str, service: Service, group: int, *, is_het: bool) -> 
     exported = [f"{key}={value}" for key, value in service.env.items() if value is not None]
     options += [f"--export={','.join(['ALL', *exported])}"]
     if service.type == "vllm":
-        assert service.model is not None
-        remote = ["ssh", "-o", "BatchMode=yes", "--", str(host), "sbatch --parsable"]
-    command = ["sbatch", "--parsable"] if host is None else remote
-    if shutil.which(command[0]) is None:
+        served = ["vllm", "serve", str(service.model), f"--port={service.port}", *_sizes(service), *service.extra_args]
+        ran = shlex.join(["srun", "--nodes=1", "--ntasks=1", *options, *served])
+    else:
+        more = "".join(f" {shlex.quote(each)}" for each in service.extra_args)
+        head = f"ray start --head --block --dashboard-host=0.0.0.0 --dashboard-port={service.port}{more}"
+        worker = f'ray start --block --address="${host}:6379"{more}'
+        chosen = f'if [ "$SLURM_PROCID" = 0 ]; then {head}; else {worker}; fi'
+        ran = shlex.join(["srun", "--ntasks-per-node=1", *options, "bash", "-c", chosen])
+    return [
+        f'read -r {host} < <(scontrol show hostnames "${nodes}")',
+        f"export {host}",
+        f"{ran} > {name}.log 2>&1 &",
+        f"{host}_pid=$!",
+    ]
+
+
+def _sizes(service: Service) -> list[str]:
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    sizes = {each: getattr(service, each) for each in names}
+    return [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size > 1]
+
+
+def _host(name: str) -> str:
+    return f"{name.upper()}_HOST"
+
+
+def _wait_lines(name: str, service: Service) -> list[str]:
+    check, host = service.health_check, _host(name)
+    path = check.path if service.type == "vllm" or check.path != "/health" else "/api/version"
+    return [
+        f'until curl --silent --fail --max-time 5 --output /dev/null "http://${host}:{service.port}{path}"; do',
+        f'  if ! kill -0 "${{{host}_pid}}" 2>/dev/null; then echo "{name} has ended: see {name}.log" >&2; exit 1; fi',
+        f'  if [ "$SECONDS" -gt {check.timeout_s} ]; then echo "{name} is not up: see {name}.log" >&2; exit 1; fi',
+        f"  sleep {check.interval_s}",
+        "done",
+    ]
+
+
+def _run_line(run: BenchmarkRun, submission: Submission) -> str:
+    what = ["--benchmark", run.benchmark] if run.benchmark else ["--environment", str(run.environment)]
+    gym = "gym" if submission.setup else str(Path(sys.executable).absolute().with_name("gym"))
+    line = shlex.join([gym, "eval", "run", *what, "--model-type", run.model_type, "-o", run.output, "--resume"])
+    if run.service is not None:
+        service = submission.services[run.service]
+        url = f'"http://${_host(run.service)}:{service.port}/v1"'
+        line += f" -m {shlex.quote(str(service.model))} --model-url {url} +policy_api_key=EMPTY"
+    return " ".join([line, *map(shlex.quote, run.overrides)])
+
+
+def hand_in(submission: Submission, script: str) -> str:
+    """Give the job to Slurm; its number.
+
+    Raises:
+        ConfigError: there is no sbatch here.
+        SubmissionError: Slurm does not take it.
+    """
+    host = next(iter(submission.compute.values())).hostname
+    remote = ["ssh", "-o", "BatchMode=yes", "--", str(host), "sbatch --parsable"]
+    asked = ["sbatch", "--parsable"] if host is None else remote
+    if shutil.which(asked[0]) is None:
         raise ConfigError(
-            f"{command[0]} is not installed here; name a host that has it as compute.<name>.hostname, or print the job "
+            f"{asked[0]} is not installed here; name a host that has it as compute.<name>.hostname, or print the job "
             "with --dry-run and hand it in there"
         )
     try:
         done = subprocess.run(
-            command, input=script, capture_output=True, text=True, timeout=_HANDED_IN_WITHIN_S, check=False
+            asked, input=script, capture_output=True, text=True, timeout=_HANDED_IN_WITHIN_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise SubmissionError(f"{command[0]} did not answer within {_HANDED_IN_WITHIN_S:.0f} s") from None
+        raise SubmissionError(f"{asked[0]} did not answer within {_HANDED_IN_WITHIN_S:.0f} s") from None
     if done.returncode:
         words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise SubmissionError(f"{command[0]} did not take the job: {words}")
+        raise SubmissionError(f"{asked[0]} did not take the job: {words}")
     return done.stdout.strip().partition(";")[0]
