@@ -18,7 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from nemo_gym.cli.catalog import ManifestError, catalog, load_manifest
-from nemo_gym.config.components import BENCHMARKS_FOLDER, ENVIRONMENTS_FOLDER, MANIFEST_NAME
+from nemo_gym.config.components import (
+    BENCHMARKS_FOLDER,
+    ENVIRONMENTS_FOLDER,
+    MANIFEST_NAME,
+    benchmark_configs,
+    environment_configs,
+)
 from nemo_gym.config.instances import find_instances
 from nemo_gym.config.interpolations import plain_tree
 from nemo_gym.errors import ConfigError, listed, similar_names
@@ -72,6 +78,12 @@ def find_workload(name: str | None, kind: str | None, manifest_path: str | None)
         raise ConfigError(f"{name} is both an environment and a benchmark: add --kind environment or --kind benchmark")
     if found:
         return next(iter(found.values()))
+    if name in environment_configs() or name in benchmark_configs():
+        flag = "--environment" if name in environment_configs() else "--benchmark"
+        raise ConfigError(
+            f"{name} has no {MANIFEST_NAME}: gym env validate {flag} {name} checks its config, and gym env test "
+            "--resources-server NAME runs the tests of its server"
+        )
     close = similar_names(str(name), [each.name for each in every])
     meant = f" Did you mean `{close[0]}`?" if close else ""
     what = kind or "environment or benchmark"

@@ -207,7 +207,14 @@ def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> 
         ("env validate mine +x=1", "takes a workload as it is written, not +x=1"),
         ("env validate --sync", "--sync of gym env validate goes with a NAME"),
         ("env validate --manifest nowhere/manifest.yaml", "there is no such file"),
-        ("eval profile", "+rollouts_jsonl_fpath=<text> is required"),
+        ("eval profile", "--rollouts <text> (+rollouts_jsonl_fpath) is required"),
+        ("env packages", "--resources-server <text> (+entrypoint) is required"),
+        ("env start --benchmark GSM8K", "Did you mean `gsm8k`?"),
+        ("env run", "gym env has no command 'run'. Did you mean `gym env start`?\nSee gym env --help."),
+        ("env stop", "gym env has no command 'stop'. There are init, resolve, validate,"),
+        ("version", "Did you mean `gym --version`?"),
+        ("help nonsense", "gym has no command 'nonsense'. There are list, search,"),
+        ("env validate mcqa", "mcqa has no manifest.yaml: gym env validate --environment mcqa checks its config"),
         ("--verson", "unrecognized arguments: --verson. Did you mean `--version`?"),
     ],
 )
@@ -222,7 +229,7 @@ def test_a_mistake_is_one_message_on_stderr_with_what_was_meant(script: Script, 
 def test_a_group_alone_and_gym_alone_show_both_spellings_of_their_commands(script: Script) -> None:
     whole, group, asked = script("gym"), script("gym", "eval"), script("gym", "eval", "--help")
     assert (whole.returncode, group.returncode, asked.returncode) == (2, 2, 0)
-    assert group.stdout == asked.stdout
+    assert group.stdout == asked.stdout == script("gym", "help", "eval").stdout == script("gym", "eval", "help").stdout
     line = next(line for line in whole.stdout.splitlines() if line.startswith("  gym env start "))
     assert line.split()[3] == "ng_run"
     assert "Also typed as `gym env start`" in script("ng_run", "--help").stdout

@@ -27,6 +27,20 @@ _WHOLE_LIST = re.compile(r"\+{0,2}config_paths=\[(?P<paths>.*)\]", re.DOTALL)
 _PLAIN = re.compile(r"[\w./:\-]+")
 _VERBOSE = Flag(("-v", "--verbose"), ("verbose",), is_switch=True, meaning="Say more on stderr.")
 _WORKLOADS = "nemo_gym.cli.workloads"
+_MEANT = {
+    ("version",): "gym --version",
+    ("run",): "gym eval run",
+    ("start",): "gym env start",
+    ("status",): "gym env status",
+    ("init",): "gym env init",
+    ("validate",): "gym env validate",
+    ("view",): "gym eval view",
+    ("env", "run"): "gym env start",
+    ("env", "list"): "gym list environments",
+    ("eval", "list"): "gym list benchmarks",
+    ("eval", "collect"): "gym eval run --no-serve",
+}
+"""Words that people know from similar programs, or from the other spelling, and what they are here."""
 _REPEATED = ("config", "asset", "search_dir")
 
 
@@ -47,16 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _searching_in(getattr(parsed, "search_dir", None) or ()):
             run(*translate(leaf, parsed))
     except UsageError as error:
-        words = " ".join(leaf.words) if (leaf := _begun(given)) else ""
-        print(f"Error: {error}\nSee {' '.join(filter(None, ('gym', words, '--help')))}.", file=sys.stderr)
+        print(f"Error: {error}\nSee {' '.join(('gym', *_begun(given), '--help'))}.", file=sys.stderr)
         raise SystemExit(_EXIT_USER_MISTAKE) from None
 
 
-def _begun(arguments: Sequence[str]) -> Leaf | None:
-    try:
-        return find_leaf(arguments)[0]
-    except UsageError:
-        return None
+def _begun(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The words of what was typed that there are, for whoever wants to read on."""
+    words: tuple[str, ...] = ()
+    for word in arguments:
+        if word in _VERBOSE.spellings:
+            continue
+        if not any(leaves_below((*words, word))):
+            break
+        words = (*words, word)
+    return words
 
 
 def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
@@ -69,12 +87,14 @@ def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
     leading, rest = [], list(arguments)
     while rest and rest[0] in _VERBOSE.spellings:
         leading.append(rest.pop(0))
-    if rest[:1] == ["help"]:
-        return None, ["--help"]
+    if rest[:1] == ["help"]:  # `gym help eval run`
+        return find_leaf([*rest[1:], "--help"])
     while rest and not rest[0].startswith("-"):
-        below = {leaf.words[len(words)] for leaf in leaves_below(words)}
+        if rest == ["help"]:  # `gym eval help`
+            return None, [*words, "--help"]
+        below = list(dict.fromkeys(leaf.words[len(words)] for leaf in leaves_below(words)))
         if rest[0] not in below:
-            raise UsageError(f"{' '.join(('gym', *words))} has no command {rest[0]!r}.{hint(rest[0], below)}")
+            raise UsageError(_no_command(words, rest[0], below))
         words = (*words, rest.pop(0))
         leaf = next((leaf for leaf in TREE if leaf.words == words), None)
         if leaf is not None:
@@ -82,10 +102,18 @@ def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
     return None, [*words, *rest]
 
 
+def _no_command(words: tuple[str, ...], word: str, below: Sequence[str]) -> str:
+    meant = _MEANT.get((*words, word))
+    close = f" Did you mean `{meant}`?" if meant else hint(word, below)
+    there_are = "" if close else f" There are {', '.join(below)}."
+    return f"{' '.join(('gym', *words))} has no command {word!r}.{close or there_are}"
+
+
 def hint(word: str, known: Iterable[str]) -> str:
     """What was probably meant, as a sentence; nothing when nothing is close."""
-    close = get_close_matches(word, sorted(set(known) - {word}), n=1, cutoff=0.6)
-    return f" Did you mean `{close[0]}`?" if close else ""
+    spelled = {each.lower(): each for each in sorted(set(known) - {word})}
+    close = get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    return f" Did you mean `{spelled[close[0]]}`?" if close else ""
 
 
 def _without_command(rest: list[str]) -> NoReturn:
@@ -297,6 +325,14 @@ def _searching_in(folders: Sequence[str]) -> Iterator[None]:
             os.environ[NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME] = before
 
 
+def flags_of(name: str) -> dict[str, str]:
+    """The flags by which `gym` sets the options of `ng_<name>`, by option."""
+    words = spelled_as_gym(name).split()[1:]
+    leaf = next((leaf for leaf in TREE if words and leaf.words == tuple(words[: len(leaf.words)])), None)
+    flags = leaf.flags if leaf else ()
+    return {key: flag.name for flag in flags if flag.role in ("option", "entrypoint") for key in flag.sets}
+
+
 def run(name: str, options: Sequence[str]) -> None:
     """Do in this process what `ng_<name>` with these options does, or what a command without that spelling does."""
     module, _, attribute = name.partition(":")
@@ -304,6 +340,7 @@ def run(name: str, options: Sequence[str]) -> None:
     command = getattr(import_module(f"nemo_gym.cli.commands.{name}" if is_installed else module), attribute or "main")
     if is_installed:
         command.name = spelled_as_gym(name) or command.name
+        command.flags = flags_of(name)
     script = f"ng_{name}" if is_installed else "gym"
     sys.argv = [str(Path(sys.argv[0] or "gym").with_name(script)), *options]
     command()
