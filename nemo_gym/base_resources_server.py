@@ -5,7 +5,10 @@ Authors subclass `SimpleResourcesServer`, implement `verify`, and add a route pe
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastapi import Body, FastAPI, Request
@@ -60,6 +63,7 @@ __all__ = [
     "ServerClient",
     "SimpleResourcesServer",
     "SimpleServer",
+    "VerifierFixture",
     "normalize_tool_name",
 ]
 
@@ -113,6 +117,22 @@ class ReverifyMode(StrEnum):
     UNSUPPORTED = "unsupported"
     """The verdict depends on what happened in the session: without it there is none."""
     UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class VerifierFixture:
+    """What `gym env test NAME` tries a verifier with; a module has one as `VERIFIER_FIXTURE = VerifierFixture(...)`."""
+
+    server_factory: Callable[[], Any]
+    """Makes the server; it is not started."""
+    request_model: type[BaseModel]
+    """What a case's request is."""
+    cases_path: str | Path
+    """JSON lines `{name, kind, request, expected_reward or expected_error}`, beside the module if it is relative."""
+    invoke: Callable[[Any, Any], Any] | None = None
+    """Gets the server and the request and gives the verdict, also awaited; unless set, `server.verify` does."""
+    reseed: Callable[..., Any] | None = None
+    """Puts back what chance depends on, before either run of a case about determinism; it may take the server."""
 
 
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):

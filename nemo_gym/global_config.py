@@ -367,8 +367,14 @@ class GlobalConfigDictParser(RaisingChecks):
         port_range_low: int,
         port_range_high: int,
         initial_disallowed_ports: list[int] | None = None,
+        skip_verification: bool | None = None,
+        skip_verification_reward: float | None = None,
+        probe_ports: bool = True,
     ) -> list[int]:
         """Check references among the servers and give each the host and port it lacks; every port not to be taken.
+
+        Agents that say nothing of verification are given what is said here. Without probing, a server that has no
+        port gets none.
 
         Raises:
             ServerRefNotFoundError: a server refers to one that is not there.
@@ -382,8 +388,11 @@ class GlobalConfigDictParser(RaisingChecks):
         for instance in server_instance_configs:
             block = instance.get_inner_run_server_config_dict()
             block["host"] = block.get("host") or default_host
-            block["port"] = block.get("port") or _find_open_port_using_range(taken, port_range_low, port_range_high)
-            taken.append(block["port"])
+            if probe_ports and not block.get("port"):
+                block["port"] = _find_open_port_using_range(taken, port_range_low, port_range_high)
+            taken += [block["port"]] if block.get("port") else []
+        said = {"skip_verification": skip_verification, "skip_verification_reward": skip_verification_reward}
+        hand_down_skip_verification(OmegaConf.create(said), server_instance_configs)
         return taken
 
     def detect_and_report_almost_servers(self, global_config_dict: DictConfig) -> list[tuple[str, ValidationError]]:

@@ -21,6 +21,7 @@ from tests.ports import free_port
 from tests.readmes import modules, play
 
 MODELS = "responses_api_models"
+PROXY = "http://127.0.0.1:4000"
 LOCAL, SECOND_LOCAL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 AZURE = "https://my-resource.openai.azure.com"
 OPENAI = "https://api.openai.com"
@@ -28,6 +29,7 @@ WARSAW = '{"city": "Warsaw"}'
 ADDRESSES = {
     "azure_openai_model": [AZURE],
     "inference_provider": [LOCAL],
+    "litellm_model": [PROXY],
     "openai_model": [OPENAI],
     "scripted_model": [],
     "token_model": [LOCAL],
@@ -44,6 +46,7 @@ def endpoint() -> Iterator[Callable[[str], str]]:
     def start(written: str) -> str:
         config = ScriptedModelConfig(name="endpoint", host="127.0.0.1", port=1, entrypoint="app.py")
         app = ScriptedModel(config=config, server_client=MagicMock(spec=ServerClient)).complete_app()
+        app.get("/health/readiness/details")(lambda: {"litellm_version": "1.83.4-stable"})
 
         async def renamed(scope: Any, receive: Any, send: Any) -> None:
             is_renamed = written == AZURE and scope["type"] == "http"

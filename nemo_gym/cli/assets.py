@@ -75,7 +75,8 @@ def _implied(kind: str, name: str) -> list[str]:
 
 def _hint(name: str, named: Mapping[str, str]) -> str:
     below = sorted((other for other in named if other.startswith(f"{name}/")), key=len)
-    close = below[:1] or get_close_matches(name, named, n=1, cutoff=0.6)
+    spelled = {other.lower(): other for other in named}
+    close = below[:1] or [spelled[each] for each in get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)]
     return f" Did you mean `{close[0]}`?" if close else ""
 
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HELP_OPTION = re.compile(r"(\+\+|\+)?(h|help)=(true|yes|on|1)", re.IGNORECASE)
+_LACKING = re.compile(r"\+(?P<key>\w+)=<(?P<kind>[^>]*)> is required")
 _EXAMPLES = re.compile(r"^Examples?:[ \t]*$", re.MULTILINE)
 _FIXED_LINE = re.compile(r"^(\s|[-*] |\d+\. |```)", re.MULTILINE)
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -243,6 +244,8 @@ class Command(Generic[ConfigT]):
         self.config_class = config_class
         self.name = name
         self.loading = loading
+        self.flags: Mapping[str, str] = {}
+        """How its options are typed in another spelling, if it was started in that."""
 
     def __call__(self, config: ConfigT | None = None) -> Any:
         """Run the program, or just the function when its arguments are given."""
@@ -256,7 +259,7 @@ class Command(Generic[ConfigT]):
         try:
             exit_code = self._run_and_flush(arguments)
         except ConfigError as error:
-            exit_code = _report(error, EXIT_USER_MISTAKE)
+            exit_code = _report(error, EXIT_USER_MISTAKE, self.flags)
         except GymError as error:
             exit_code = _report(error, EXIT_FAILED_RUN)
         except KeyboardInterrupt:
@@ -336,11 +339,18 @@ def _name_in(argument: str) -> str:
     return argument.lstrip("+").partition("=")[0].partition(".")[0]
 
 
-def _report(error: GymError, exit_code: int) -> int:
+def _report(error: GymError, exit_code: int, flags: Mapping[str, str] | None = None) -> int:
     if os.environ.get(NEMO_GYM_DEBUG_ENV_VAR_NAME, "0") not in ("", "0", "false"):
         print(harmless("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-    print(harmless(f"Error: {error}"), file=sys.stderr)
+    text = _LACKING.sub(lambda match: _with_flag(match, flags), str(error)) if flags else str(error)
+    print(harmless(f"Error: {text}"), file=sys.stderr)
     return exit_code
+
+
+def _with_flag(lacking: re.Match[str], flags: Mapping[str, str]) -> str:
+    """`--output <text> (+output_jsonl_fpath) is required`, for whoever types flags."""
+    key, kind = lacking["key"], lacking["kind"]
+    return f"{flags[key]} <{kind}> (+{key}) is required" if key in flags else lacking[0]
 
 
 def _reader_is_gone() -> bool:

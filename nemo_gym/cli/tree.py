@@ -104,10 +104,23 @@ _NAME = _value("--name", sets="dataset_name", meaning="The data set's name.")
 _SPLIT = _value("--split")
 _CREATE_PR = _switch("--create-pr")
 _KIND = _value("--kind", choices=("environment", "benchmark"), meaning="Which of the two a name is of.")
+_REPORT = _switch("--json", meaning="Print the report about the workload as JSON.")
+_SCAFFOLD = (
+    _value(
+        "--profile",
+        choices=("custom-gym-verifier", "custom-gym-agent-loop", "external-agent-loop", "external-rollout-driver"),
+        meaning="How the workload is played: by simple_agent, by an agent of its own, by a program, by a function.",
+    ),
+    _value("--reuse-verifier", meaning="A resources server that is there already, in place of a new one."),
+    Flag(("--reward-range",), ("reward_range",), meaning="The lowest and the highest reward.", values=2),
+    Flag(
+        ("--higher-is-better",), ("higher_is_better=true",), is_switch=True, meaning="The highest reward is the best."
+    ),
+    Flag(("--lower-is-better",), ("higher_is_better=false",), is_switch=True, meaning="The lowest reward is the best."),
+)
 _CATALOG_KIND = _value("--kind", sets="catalog_kind", choices=("environment", "benchmark"))
 _LISTED = (_JSON, _SEARCH_DIR)
 _REVISION = Flag(("--revision",), ("revision",), meaning="The version of the data set.")
-_NOT_SCAFFOLDED = "Not offered here: a new environment begins with --resources-server."
 _CATALOG = "nemo_gym.cli.catalog:main"
 _WORKLOAD = "nemo_gym.cli.workloads"
 _REGISTRY = "nemo_gym.dataset_orchestrator"
@@ -194,10 +207,30 @@ TREE: tuple[Leaf, ...] = (
     Leaf(
         ("env", "init"),
         "init_resources_server",
-        (_FOLDER, _own("--environment", _NOT_SCAFFOLDED), _own("--benchmark", _NOT_SCAFFOLDED)),
+        (
+            _FOLDER,
+            _own("--environment", "Begin an environment of this name instead, with a manifest."),
+            _own("--benchmark", "Begin a benchmark of this name instead, with a manifest."),
+            *_SCAFFOLD,
+        ),
+        summary="Write a new environment to begin with, or a whole workload with its manifest",
     ),
     Leaf(("env", "resolve"), "dump_config", (_CONFIG, *_ASSETS, *_MODEL)),
-    Leaf(("env", "validate"), "validate", (_CONFIG, *_ASSETS, *_MODEL)),
+    Leaf(
+        ("env", "validate"),
+        "validate",
+        (
+            _CONFIG,
+            *_ASSETS,
+            *_MODEL,
+            _KIND,
+            _value("--manifest", sets="manifest_path", meaning="Check the workload of this manifest.yaml."),
+            _switch("--sync", meaning="Write into the manifest what the config says otherwise."),
+            _REPORT,
+        ),
+        "[NAME]",
+        "Check a configuration, or the manifest of the workload NAME; list every problem",
+    ),
     Leaf(
         ("env", "packages"),
         "pip_list",
@@ -206,14 +239,22 @@ TREE: tuple[Leaf, ...] = (
     Leaf(
         ("env", "test"),
         "test",
-        (_FOLDER, _SEARCH_DIR),
-        summary="Run the tests of one server, or of all",
+        (
+            _FOLDER,
+            _SEARCH_DIR,
+            _KIND,
+            _switch("--update-expected", meaning="Write what the verifier of NAME says now as what is expected."),
+            _REPORT,
+        ),
+        "[NAME]",
+        "Run the tests of one server, or of all; or try the verifier of the workload NAME",
     ),
     Leaf(
         ("env", "publish"),
-        f"{_WORKLOAD}:no_publishing",
-        positional="NAME",
-        summary="Check a workload before it is published: not available here",
+        f"{_WORKLOAD}:publish_workload",
+        (_KIND, _REPORT, _SEARCH_DIR),
+        "NAME",
+        "Make sure that a workload with a manifest is fit for others; nothing is uploaded",
     ),
     Leaf(("env", "start"), "run", (_CONFIG, *_ASSETS, *_MODEL)),
     Leaf(
@@ -285,9 +326,12 @@ TREE: tuple[Leaf, ...] = (
     ),
     Leaf(
         ("eval", "submit"),
-        f"{_WORKLOAD}:no_submit",
-        (_own("--config", "A YAML file of jobs."), _own("--dry-run", "Only print the job.", is_switch=True)),
-        summary="Submit a file of jobs to Slurm: not available here, see gym eval slurm",
+        f"{_WORKLOAD}:submit",
+        (
+            Flag(("-c", "--config"), role="own", meaning="The file: compute, services and benchmarks."),
+            _own("--dry-run", "Only print the job.", is_switch=True),
+        ),
+        summary="Hand in one Slurm job that starts services and runs benchmarks against them",
     ),
     Leaf(("eval", "slurm"), "slurm", (_CONFIG, *_ASSETS, *_MODEL, _value("--num-shards"))),
     Leaf(("eval", "control"), "control", (_JSON,)),

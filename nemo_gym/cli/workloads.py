@@ -1,14 +1,80 @@
-"""Commands of the tree without an `ng_` spelling: environments built ahead of time, and what is not offered here."""
+"""Commands without an `ng_` spelling: workloads with manifests, environments built ahead, jobs handed in."""
 
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
 
-from nemo_gym.cli.command import command, whole_config
+from pydantic import Field
+
+from nemo_gym.cli.command import Command, Loading, command, whole_config
 from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, RunConfig
+
+Kind = Literal["environment", "benchmark"]
 
 
 class NotOfferedConfig(BaseNeMoGymCLIConfig):
     """Arguments of commands that are not offered."""
+
+
+class WorkloadConfig(BaseNeMoGymCLIConfig):
+    """Arguments of every command about one workload with a manifest."""
+
+    component_name: str | None = None
+    """The workload, by the path of its folder below environments or benchmarks."""
+    kind: Kind | None = None
+    """Which of the two a name is of; needed where both have it."""
+    json_format: bool = Field(default=False, alias="json")
+    """Print the report as JSON."""
+
+
+class ValidateWorkloadConfig(WorkloadConfig):
+    """Arguments of `gym env validate NAME`."""
+
+    manifest_path: str | None = None
+    """The workload's manifest, in place of its name."""
+    sync: bool = False
+    """Write into the manifest what the config says otherwise."""
+
+
+class TestWorkloadConfig(WorkloadConfig):
+    """Arguments of `gym env test NAME`."""
+
+    __test__ = False
+    update_expected: bool = False
+    """Write what the verifier says now as what is expected of it."""
+
+
+class InitWorkloadConfig(BaseNeMoGymCLIConfig):
+    """Arguments of `gym env init --environment` and `--benchmark`."""
+
+    scaffold_kind: Kind
+    """Which of the two to make."""
+    scaffold_name: str = Field(min_length=1)
+    """Its name, which is its path below environments or benchmarks."""
+    profile: Literal[
+        "custom-gym-verifier", "custom-gym-agent-loop", "external-agent-loop", "external-rollout-driver"
+    ] = "custom-gym-verifier"
+    """How it is played: by an agent that is there, by one of its own, by another program, by a function."""
+    reuse_verifier: str | None = None
+    """A resources server that is there already, in place of a new one."""
+    reward_range: tuple[float, float] | None = None
+    """The lowest and the highest reward."""
+    higher_is_better: bool | None = None
+    """Whether the highest is the best."""
+
+
+class SubmitConfig(BaseNeMoGymCLIConfig):
+    """Arguments of `gym eval submit`."""
+
+    submission: str = Field(min_length=1)
+    """The file that says what to run where."""
+    dry_run: bool = False
+    """Print the job instead of handing it in."""
+    changes: list[str] = Field(default_factory=list)
+    """Keys of the file to be set otherwise."""
 
 
 @command(RunConfig, name="gym env prefetch", needs_model=False, offline=True)
@@ -43,19 +109,106 @@ def no_gitlab(config: NotOfferedConfig) -> None:
     )
 
 
-@command(NotOfferedConfig, name="gym env", reads_config=False)
-def no_publishing(config: NotOfferedConfig) -> None:
-    """Manifests are read and listed, but neither written nor tested here."""
-    raise ConfigError(
-        "manifests are read and listed (gym list environments), but neither written nor tested here; begin with "
-        "gym env init --resources-server <name>, check with gym env validate, and run its tests with gym env test"
+@command(InitWorkloadConfig, name="gym env init", reads_config=False)
+def init_workload(config: InitWorkloadConfig) -> None:
+    """Write a small environment or benchmark that works, with its manifest; then `gym env validate` and `test` it."""
+    from nemo_gym.cli.scaffolds import Scaffold, create_workload
+
+    scaffold = Scaffold(
+        config.scaffold_kind,
+        config.scaffold_name.strip("/"),
+        config.profile,
+        config.reuse_verifier,
+        config.reward_range,
+        config.higher_is_better,
     )
+    written = create_workload(scaffold)
+    print(f"Wrote {scaffold.folder}:")
+    for path in written:
+        print(f"  {path}")
+    print(f"Next: gym env validate {scaffold.name}, gym env test {scaffold.name}; `TODO` marks what you have to say.")
 
 
-@command(NotOfferedConfig, name="gym eval submit", reads_config=False)
-def no_submit(config: NotOfferedConfig) -> None:
-    """Files of jobs are not read here: `gym eval slurm` writes the jobs of a run from its options."""
-    raise ConfigError(
-        "files of jobs are not read here; gym eval slurm (ng_slurm) writes the Slurm jobs of a run from its options, "
-        "and submit.sh beside them submits them"
-    )
+@command(ValidateWorkloadConfig, name="gym env validate", needs_model=False, offline=True)
+def validate_workload(config: ValidateWorkloadConfig) -> None:
+    """Hold the manifest of a workload against its config and its rows; nothing is started."""
+    from nemo_gym.cli.manifests import find_workload, validate
+
+    workload = find_workload(config.component_name, config.kind, config.manifest_path)
+    report = validate(workload, sync=config.sync)
+    if config.json_format:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['name']} {report['version']} ({report['kind']}): the manifest is valid.")
+    if report["synchronized_fields"]:
+        print(f"  written from the config: {', '.join(report['synchronized_fields'])}")
+    for part in report["components"]:
+        print(f"  {part['role']}: {part['name']} ({part['implementation'] or 'chosen by whoever runs it'})")
+    for data in report["datasets"]:
+        rows = "not there yet" if data["rows"] is None else f"{data['rows']} rows"
+        print(f"  data set {data['name']} ({data['type']}): {rows}")
+    for warning in report["warnings"]:
+        print(f"  warning: {warning}")
+
+
+@command(TestWorkloadConfig, name="gym env test", needs_model=False, offline=True)
+def check_verifier(config: TestWorkloadConfig) -> None:
+    """Ask the verifier of a workload about the cases of its VERIFIER_FIXTURE; the server is not started."""
+    from nemo_gym.cli.manifests import find_workload, run_cases
+
+    workload = find_workload(config.component_name, config.kind, None)
+    report = run_cases(workload, whole_config(), update=config.update_expected)
+    if config.json_format:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['name']} ({report['kind']}): the verifier keeps its word in {len(report['cases'])} cases.")
+    for case in report["cases"]:
+        rewards = ", ".join(map(str, case["observed_rewards"])) or "an error, as expected"
+        print(f"  {case['name']} ({case['kind']}): {rewards}")
+
+
+@command(WorkloadConfig, name="gym env publish", needs_model=False, offline=True)
+def publish_workload(config: WorkloadConfig) -> None:
+    """Make sure that a workload is fit for others: valid, tested, nothing left to fill in, in the catalog.
+
+    Nothing is uploaded.
+    """
+    from nemo_gym.cli.manifests import find_workload, publish
+
+    if config.component_name is None:
+        raise ConfigError("gym env publish wants the NAME of a workload; gym list environments shows them")
+    report = publish(find_workload(config.component_name, config.kind, None), whole_config())
+    if config.json_format:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['name']} {report['version']} ({report['kind']}) is ready; {report['verifier_cases']} cases hold.")
+
+
+class _Submit(Command[SubmitConfig]):
+    """Its file is no configuration of servers, so it is read here."""
+
+    def _load_config(self, arguments: Sequence[str]) -> Mapping[str, Any]:
+        given = dict(argument.lstrip("+").partition("=")[::2] for argument in arguments[:2])
+        own = [key for key in ("submission", "dry_run") if key in given]
+        changes = [argument.lstrip("+") for argument in arguments[len(own) :]]
+        return {key: given[key] for key in own} | {"changes": changes}
+
+
+def _submit(config: SubmitConfig) -> None:
+    """Make one Slurm job of a file that names machines, services and benchmarks, and hand it in.
+
+    The job starts the services, waits for them, runs the benchmarks and stops. `key.inner=value` sets a key of the file
+    otherwise. A run in shards, without services, is what `gym eval slurm` writes.
+    """
+    from nemo_gym.executors.submission import hand_in, read_submission, sbatch_script
+
+    path = Path(config.submission)
+    submission = read_submission(path, config.changes)
+    script = sbatch_script(submission, path.stem)
+    if config.dry_run:
+        print(script, end="")
+        return
+    print(f"Slurm job {hand_in(submission, script)}: {', '.join(submission.benchmarks)}")
+
+
+submit = _Submit(_submit, SubmitConfig, "gym eval submit", Loading(reads_config=False))

@@ -73,6 +73,7 @@ BUNDLED: frozenset[tuple[str, str]] = frozenset(
         (AGENTS_TYPE, "simple_agent"),
         (MODELS_TYPE, "azure_openai_model"),
         (MODELS_TYPE, "inference_provider"),
+        (MODELS_TYPE, "litellm_model"),
         (MODELS_TYPE, "openai_model"),
         (MODELS_TYPE, "scripted_model"),
         (MODELS_TYPE, "token_model"),

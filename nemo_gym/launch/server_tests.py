@@ -150,6 +150,12 @@ class ServerModule:
         """What its files say about the packages they need."""
         return Code.of(self.folder)
 
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that imports it."""
+        inherited = inherited_environment()
+        own_path = inherited.get("PYTHONPATH", "").split(os.pathsep)
+        return {**inherited, "PYTHONPATH": search_path([OWN_PACKAGE_FIRST, self.root, own_root_for_path(), *own_path])}
+
     def data_problems(self) -> list[str]:
         """What is wrong with its example data; only resources servers have any."""
         return example_problems(self.folder) if self.server_type == RESOURCES_TYPE else []
@@ -271,10 +277,6 @@ def run_tests(module: ServerModule, python: Path) -> Outcome:
 
     Tests that are coroutines need no mark.
     """
-    inherited = inherited_environment()
-    own_path = inherited.get("PYTHONPATH", "").split(os.pathsep)
-    path = search_path([OWN_PACKAGE_FIRST, module.root, own_root_for_path(), *own_path])
-    environment = {**inherited, "PYTHONPATH": path}
     asynchronous = ["-o", "asyncio_mode=auto"] if module.code.has_async_tests else []
     lenient = [] if _has_own_settings(module.folder) else list(WARNINGS_PASS)
     started = time.monotonic()
@@ -282,7 +284,7 @@ def run_tests(module: ServerModule, python: Path) -> Outcome:
     done = subprocess.run(
         [python, "-m", "pytest", "--import-mode=importlib", "-p", "no:cacheprovider", *lenient, *asynchronous, "."],
         cwd=module.folder,
-        env=environment,
+        env=module.environment(),
         check=False,
     )
     return Outcome(module, done.returncode, time.monotonic() - started)

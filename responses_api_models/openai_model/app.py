@@ -81,10 +81,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
         return json_answer(answer.raw, response) if _can_be_passed_on(answer) else response
 
     async def _answered(self, body: NeMoGymResponseCreateParamsNonStreaming) -> tuple[NeMoGymResponse, dict[str, Any]]:
-        request = self._request(body)
-        if self.config.drop_input_reasoning_items and isinstance(request["input"], list):
-            request["input"] = [item for item in request["input"] if item.get("type") != "reasoning"]
-        answer = await self._ask(self._client.create_response, request)
+        answer = await self._ask(self._client.create_response, self._outgoing(body))
         if answer is None:
             return too_long_response(body, self.config.openai_model), {}
         return validated_answer(NeMoGymResponse, answer, self._settings), answer
@@ -98,6 +95,12 @@ class OpenAIModel(SimpleResponsesAPIModel):
         if answer is None:
             return empty_completion(self.config.openai_model, "length", int(time()))
         return validated_answer(NeMoGymChatCompletion, answer, self._settings)
+
+    def _outgoing(self, body: NeMoGymResponseCreateParamsNonStreaming) -> dict[str, Any]:
+        request = self._request(body)
+        if self.config.drop_input_reasoning_items and isinstance(request["input"], list):
+            request["input"] = [item for item in request["input"] if item.get("type") != "reasoning"]
+        return request
 
     def _request(self, body: BaseModel) -> dict[str, Any]:
         given = body.model_dump(exclude_unset=True)

@@ -14,6 +14,8 @@ from nemo_gym.cli.completion import answer
 from nemo_gym.cli.registry import COMMANDS, known_options
 from nemo_gym.cli.tree import GROUPS, TREE, Leaf, spelled_as_gym
 from nemo_gym.cli.tree_help import leaf_page
+from nemo_gym.cli.workloads import InitWorkloadConfig, TestWorkloadConfig, ValidateWorkloadConfig
+from nemo_gym.config.options import options_of
 from nemo_gym.keys import WELL_KNOWN_KEYS
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.schemas.cli_config import HelpConfig
@@ -79,6 +81,32 @@ def translated(*typed: str) -> tuple[str, list[str]]:
         ),
         ("env init --resources-server my_env", "init_resources_server", ["+entrypoint=resources_servers/my_env"]),
         (
+            "env init --benchmark quiz --reuse-verifier mcqa --reward-range -1 1 --lower-is-better",
+            "nemo_gym.cli.workloads:init_workload",
+            [
+                "+scaffold_kind=benchmark",
+                '+scaffold_name="quiz"',
+                "+reuse_verifier=mcqa",
+                "+reward_range=[-1,1]",
+                "+higher_is_better=false",
+            ],
+        ),
+        (
+            "env validate school/exam --kind benchmark --sync --json",
+            "nemo_gym.cli.workloads:validate_workload",
+            ['+component_name="school/exam"', "+kind=benchmark", "+sync=true", "+json=true"],
+        ),
+        (
+            "env test school/exam --update-expected",
+            "nemo_gym.cli.workloads:check_verifier",
+            ['+component_name="school/exam"', "+update_expected=true"],
+        ),
+        (
+            "eval submit -c jobs.yaml --dry-run compute.a.account=me",
+            "nemo_gym.cli.workloads:submit",
+            ["+submission=jobs.yaml", "+dry_run=true", "compute.a.account=me"],
+        ),
+        (
             "eval reverify --inputs i --rollouts r -o o --judge-failed-only --append",
             "reverify",
             [
@@ -118,7 +146,13 @@ def test_every_command_has_both_spellings() -> None:
 
 @pytest.mark.parametrize("leaf", TREE, ids=lambda leaf: leaf.title)
 def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> None:
-    known = known_options(HelpConfig) | WELL_KNOWN_KEYS | {"entrypoint", "responses_create_params"}
+    of_workloads = {
+        name
+        for config_class in (ValidateWorkloadConfig, TestWorkloadConfig, InitWorkloadConfig)
+        for option in options_of(config_class)
+        for name in option.names
+    }
+    known = known_options(HelpConfig) | WELL_KNOWN_KEYS | of_workloads | {"entrypoint", "responses_create_params"}
     page = leaf_page(leaf)
     assert page.startswith(f"Usage: {leaf.title} ")
     for flag in leaf.flags:
@@ -153,10 +187,34 @@ def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> 
         ("dataset rm --name old", "the GitLab registry needs mlflow_tracking_uri and mlflow_tracking_token"),
         ("dataset rm", "See gym dataset rm --help."),
         ("dataset migrate", "See gym dataset migrate --help."),
-        ("eval submit --config jobs.yaml", "gym eval slurm (ng_slurm) writes the Slurm jobs"),
-        ("env publish mine", "manifests are read and listed (gym list environments), but neither written nor tested"),
-        ("env init --benchmark mine", "begin with gym env init --resources-server <name>"),
-        ("eval profile", "+rollouts_jsonl_fpath=<text> is required"),
+        ("eval submit --config jobs.yaml", "--config jobs.yaml: there is no such file"),
+        ("eval submit", "gym eval submit wants a file: --config jobs.yaml"),
+        ("env publish mine", "there is no environment or benchmark 'mine' with a manifest.yaml."),
+        ("env publish", "gym env publish wants the NAME of a workload"),
+        ("env init", "wants one of --resources-server, --environment and --benchmark"),
+        (
+            "env init --resources-server a --benchmark b",
+            "wants one of --resources-server, --environment and --benchmark",
+        ),
+        ("env init --resources-server a --profile external-agent-loop", "goes with --environment or --benchmark"),
+        ("env init --environment a --profile external-loop", "Did you mean `external-agent-loop`?"),
+        ("env init --environment a --reward-range 1", "--reward-range: expected 2 arguments"),
+        ("env init --environment a --reward-range 0 high", "reward_range"),
+        ("env init --environment a --higher-is-better --lower-is-better", "exclude each other"),
+        ("env test mine --resources-server mcqa", "takes a workload as it is written, not --resources-server"),
+        ("env test --update-expected", "--update-expected of gym env test goes with a NAME"),
+        ("env validate mine --config a.yaml", "takes a workload as it is written, not --config"),
+        ("env validate mine +x=1", "takes a workload as it is written, not +x=1"),
+        ("env validate --sync", "--sync of gym env validate goes with a NAME"),
+        ("env validate --manifest nowhere/manifest.yaml", "there is no such file"),
+        ("eval profile", "--rollouts <text> (+rollouts_jsonl_fpath) is required"),
+        ("env packages", "--resources-server <text> (+entrypoint) is required"),
+        ("env start --benchmark GSM8K", "Did you mean `gsm8k`?"),
+        ("env run", "gym env has no command 'run'. Did you mean `gym env start`?\nSee gym env --help."),
+        ("env stop", "gym env has no command 'stop'. There are init, resolve, validate,"),
+        ("version", "Did you mean `gym --version`?"),
+        ("help nonsense", "gym has no command 'nonsense'. There are list, search,"),
+        ("env validate mcqa", "mcqa has no manifest.yaml: gym env validate --environment mcqa checks its config"),
         ("--verson", "unrecognized arguments: --verson. Did you mean `--version`?"),
     ],
 )
@@ -171,7 +229,7 @@ def test_a_mistake_is_one_message_on_stderr_with_what_was_meant(script: Script, 
 def test_a_group_alone_and_gym_alone_show_both_spellings_of_their_commands(script: Script) -> None:
     whole, group, asked = script("gym"), script("gym", "eval"), script("gym", "eval", "--help")
     assert (whole.returncode, group.returncode, asked.returncode) == (2, 2, 0)
-    assert group.stdout == asked.stdout
+    assert group.stdout == asked.stdout == script("gym", "help", "eval").stdout == script("gym", "eval", "help").stdout
     line = next(line for line in whole.stdout.splitlines() if line.startswith("  gym env start "))
     assert line.split()[3] == "ng_run"
     assert "Also typed as `gym env start`" in script("ng_run", "--help").stdout

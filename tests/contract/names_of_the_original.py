@@ -138,7 +138,7 @@ MAY_2026 = {
         GlobalConfigDictParser
         GlobalConfigDictParser.parse_global_config_dict_from_cli()
         GlobalConfigDictParser.load_extra_config_paths(config_paths)
-        GlobalConfigDictParser.validate_and_populate_defaults(server_instance_configs, default_host, port_range_low, port_range_high, initial_disallowed_ports=)
+        GlobalConfigDictParser.validate_and_populate_defaults(server_instance_configs, default_host, port_range_low, port_range_high, initial_disallowed_ports=, skip_verification=, skip_verification_reward=, probe_ports=)
         GlobalConfigDictParser.detect_and_report_almost_servers(global_config_dict)
         format_almost_server_warning(server_name, error)
     """,

@@ -10,6 +10,7 @@ from docs.site.__main__ import from_the_network
 from docs.site.markdown import anchors, escaped, first_sentence, links
 from docs.site.pages import Site, site
 from nemo_gym.cli.registry import COMMANDS, all_options, config_class_of
+from nemo_gym.cli.workloads import InitWorkloadConfig, TestWorkloadConfig, ValidateWorkloadConfig
 from nemo_gym.config.options import options_of
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.keys import NEMO_GYM_RESERVED_TOP_LEVEL_KEYS, OBSERVED_KEYS, WELL_KNOWN_KEYS
@@ -134,6 +135,8 @@ def test_every_command_and_option_that_a_page_mentions_exists(pages: Site) -> No
     commands = {f"ng_{info.name}" for info in COMMANDS}
     options = {name for option in all_options() for name in option.names} | set(Shortcuts.model_fields)
     options |= {*NEMO_GYM_RESERVED_TOP_LEVEL_KEYS, *WELL_KNOWN_KEYS, *GlobalAIOHTTPAsyncClientConfig.model_fields}
+    for config_class in (ValidateWorkloadConfig, TestWorkloadConfig, InitWorkloadConfig):  # commands of `gym` alone
+        options |= {name for option in options_of(config_class) for name in option.names}
     everything = "".join(pages.pages.values())
     options |= set(re.findall(r"^(\w+):$", everything, re.MULTILINE))  # servers of the configs that pages show
     options |= set(re.findall(r"\$\{(\w+)\}", everything))

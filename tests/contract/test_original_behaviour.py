@@ -95,6 +95,20 @@ def test_servers_get_the_host_and_port_they_lack() -> None:
         GlobalConfigDictParser().validate_and_populate_defaults(alone, "h", 20_001, 29_999)
 
 
+def test_agents_are_told_about_verification_and_no_port_is_looked_for_when_that_is_not_wanted() -> None:
+    config = OmegaConf.create({"sums": SUMS, "agent": AGENT})
+    config.sums.resources_servers.sums.port = 7000
+
+    ports = GlobalConfigDictParser().validate_and_populate_defaults(
+        instances(config), "h", 1, 2, skip_verification=True, skip_verification_reward=0.5, probe_ports=False
+    )
+
+    told = config.agent.responses_api_agents.simple_agent
+    assert (told.skip_verification, told.skip_verification_reward, told.get("port")) == (True, 0.5, None)
+    assert ports == [7000]
+    assert "skip_verification" not in config.sums.resources_servers.sums
+
+
 def test_almost_servers_are_told_with_what_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
     config = OmegaConf.create({"bad": {"resources_servers": {"sums": {"entrypoint": "app.py"}}}, "sums": SUMS})
 

@@ -43,11 +43,22 @@ LOG_TIMEOUT_S = 60.0
 TOLD = re.compile(r"^(?:Warning|Error): (?:… (\d+) more like this)?|\(… (\d+) more like this\)$", re.MULTILINE)
 """What says, in a line, that something was refused or failed, or how many more there were."""
 ENDPOINT = {
+    "litellm_model": ("openai_base_url", "openai_api_key", "openai_model"),
     "openai_model": ("openai_base_url", "openai_api_key", "openai_model"),
     "azure_openai_model": ("openai_base_url", "openai_api_key", "openai_model"),
     "inference_provider": ("base_url", "api_key", "model"),
     "token_model": ("base_url", "api_key", "model"),
     "vllm_model": ("base_url", "api_key", "model"),
+}
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1.0,
+    "model": "m",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
 }
 SHORT = {"code_gen": {"num_processes": 1, "unit_test_timeout_secs": 2}, "remote_agent": {"timeout_s": 20}}
 
@@ -93,6 +104,7 @@ def config_of(folder: Path, engine: str) -> dict[str, Any]:
         of(name).update(judge_model_server=judge, judge_responses_create_params={"input": []})
     of("azure_openai_model")["default_query"] = {"api-version": "1"}
     of("vllm_model")["return_token_id_information"] = False
+    of("litellm_model")["openai_base_url"] = f"{engine}/v1"
     of("token_model").update(base_url=f"{engine}/v1", tokenizer=str(folder / "tokenizer"))
     for name in ("azure_openai_model", "inference_provider", "vllm_model"):
         of(name)["uses_reasoning_parser"] = True  # the scripted model splits reasoning off
@@ -133,7 +145,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     tokenizer = ChatTokenizer(tokenizer_folder(folder / "tokenizer"))
     helper = RunHelper()
     before = global_config._GLOBAL_CONFIG_DICT
-    with serving(StandInEngine(tokenizer, tool_user("get_weather", "{}", rounds=1, thinks=True)).app()) as engine:
+    app = StandInEngine(tokenizer, tool_user("get_weather", "{}", rounds=1, thinks=True)).app()
+    app.get("/health/readiness/details")(lambda: {"litellm_version": "1.83.0"})
+    app.post("/v1/responses")(lambda: RESPONSE)
+    with serving(app) as engine:
         try:
             config = OmegaConf.create(config_of(folder, engine))
             helper.start(GlobalConfigDictParserConfig(initial_global_config_dict=config, skip_load_from_dotenv=True))

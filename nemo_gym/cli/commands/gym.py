@@ -26,6 +26,21 @@ _OVERRIDE = re.compile(r"[+~]|[\w.\-]+=")
 _WHOLE_LIST = re.compile(r"\+{0,2}config_paths=\[(?P<paths>.*)\]", re.DOTALL)
 _PLAIN = re.compile(r"[\w./:\-]+")
 _VERBOSE = Flag(("-v", "--verbose"), ("verbose",), is_switch=True, meaning="Say more on stderr.")
+_WORKLOADS = "nemo_gym.cli.workloads"
+_MEANT = {
+    ("version",): "gym --version",
+    ("run",): "gym eval run",
+    ("start",): "gym env start",
+    ("status",): "gym env status",
+    ("init",): "gym env init",
+    ("validate",): "gym env validate",
+    ("view",): "gym eval view",
+    ("env", "run"): "gym env start",
+    ("env", "list"): "gym list environments",
+    ("eval", "list"): "gym list benchmarks",
+    ("eval", "collect"): "gym eval run --no-serve",
+}
+"""Words that people know from similar programs, or from the other spelling, and what they are here."""
 _REPEATED = ("config", "asset", "search_dir")
 
 
@@ -46,16 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _searching_in(getattr(parsed, "search_dir", None) or ()):
             run(*translate(leaf, parsed))
     except UsageError as error:
-        words = " ".join(leaf.words) if (leaf := _begun(given)) else ""
-        print(f"Error: {error}\nSee {' '.join(filter(None, ('gym', words, '--help')))}.", file=sys.stderr)
+        print(f"Error: {error}\nSee {' '.join(('gym', *_begun(given), '--help'))}.", file=sys.stderr)
         raise SystemExit(_EXIT_USER_MISTAKE) from None
 
 
-def _begun(arguments: Sequence[str]) -> Leaf | None:
-    try:
-        return find_leaf(arguments)[0]
-    except UsageError:
-        return None
+def _begun(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The words of what was typed that there are, for whoever wants to read on."""
+    words: tuple[str, ...] = ()
+    for word in arguments:
+        if word in _VERBOSE.spellings:
+            continue
+        if not any(leaves_below((*words, word))):
+            break
+        words = (*words, word)
+    return words
 
 
 def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
@@ -68,12 +87,14 @@ def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
     leading, rest = [], list(arguments)
     while rest and rest[0] in _VERBOSE.spellings:
         leading.append(rest.pop(0))
-    if rest[:1] == ["help"]:
-        return None, ["--help"]
+    if rest[:1] == ["help"]:  # `gym help eval run`
+        return find_leaf([*rest[1:], "--help"])
     while rest and not rest[0].startswith("-"):
-        below = {leaf.words[len(words)] for leaf in leaves_below(words)}
+        if rest == ["help"]:  # `gym eval help`
+            return None, [*words, "--help"]
+        below = list(dict.fromkeys(leaf.words[len(words)] for leaf in leaves_below(words)))
         if rest[0] not in below:
-            raise UsageError(f"{' '.join(('gym', *words))} has no command {rest[0]!r}.{hint(rest[0], below)}")
+            raise UsageError(_no_command(words, rest[0], below))
         words = (*words, rest.pop(0))
         leaf = next((leaf for leaf in TREE if leaf.words == words), None)
         if leaf is not None:
@@ -81,10 +102,18 @@ def find_leaf(arguments: Sequence[str]) -> tuple[Leaf | None, list[str]]:
     return None, [*words, *rest]
 
 
+def _no_command(words: tuple[str, ...], word: str, below: Sequence[str]) -> str:
+    meant = _MEANT.get((*words, word))
+    close = f" Did you mean `{meant}`?" if meant else hint(word, below)
+    there_are = "" if close else f" There are {', '.join(below)}."
+    return f"{' '.join(('gym', *words))} has no command {word!r}.{close or there_are}"
+
+
 def hint(word: str, known: Iterable[str]) -> str:
     """What was probably meant, as a sentence; nothing when nothing is close."""
-    close = get_close_matches(word, sorted(set(known) - {word}), n=1, cutoff=0.6)
-    return f" Did you mean `{close[0]}`?" if close else ""
+    spelled = {each.lower(): each for each in sorted(set(known) - {word})}
+    close = get_close_matches(word.lower(), spelled, n=1, cutoff=0.6)
+    return f" Did you mean `{spelled[close[0]]}`?" if close else ""
 
 
 def _without_command(rest: list[str]) -> NoReturn:
@@ -128,7 +157,8 @@ def _parsed(leaf: Leaf, arguments: Sequence[str]) -> Namespace:
         if flag.is_switch:
             parser.add_argument(*flag.spellings, action="store_true", default=None)
         else:
-            parser.add_argument(*flag.spellings, action="append" if flag.role in _REPEATED else "store")
+            action = "append" if flag.role in _REPEATED else "store"
+            parser.add_argument(*flag.spellings, action=action, nargs=flag.values if flag.values > 1 else None)
     given, left = parser.parse_known_args(list(arguments))
     known = [spelling for flag in (_VERBOSE, *leaf.flags) for spelling in flag.spellings]
     _refuse_flags([argument for argument in left if argument.startswith("-")], [*known, "--help"])
@@ -153,7 +183,9 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
         UsageError: what was typed does not go together, or names something that there is not.
     """
     command = _command_of(leaf, given)
-    options, paths = [*leaf.always, *_words(leaf, given.words)], []
+    if leaf.words == ("eval", "submit"):
+        return command, [f"+submission={given.config}", *(["+dry_run=true"] * bool(given.dry_run)), *given.overrides]
+    options, paths = [*leaf.always, *_words(leaf, given.words), *_scaffolded(leaf, given)], []
     for flag in (_VERBOSE, *leaf.flags):
         value = getattr(given, _attribute(flag))
         if value is None:
@@ -172,13 +204,59 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
 def _command_of(leaf: Leaf, given: Namespace) -> str:
     if leaf.words == ("eval", "run") and given.no_serve:
         return "collect_rollouts"
-    if leaf.words == ("env", "test") and given.resources_server is None:
-        return "test_all"
-    if leaf.words == ("env", "init") and (given.environment or given.benchmark):
-        return "nemo_gym.cli.workloads:no_publishing"
+    if leaf.words == ("env", "validate") and (given.words or given.manifest):
+        _refuse_beside_a_workload(leaf, given, ("verbose", "kind", "manifest", "sync", "json", "search_dir"))
+        return f"{_WORKLOADS}:validate_workload"
+    if leaf.words == ("env", "test") and given.words:
+        _refuse_beside_a_workload(leaf, given, ("verbose", "kind", "update_expected", "json", "search_dir"))
+        return f"{_WORKLOADS}:check_verifier"
+    if leaf.command in ("validate", "test"):
+        _refuse_flags_without(leaf, given, "a NAME", ("kind", "sync", "update_expected", "json"))
+        return "test_all" if leaf.command == "test" and given.resources_server is None else leaf.command
+    if leaf.words == ("env", "init"):
+        return _init_command(leaf, given)
+    if leaf.words == ("eval", "submit") and not given.config:
+        raise UsageError("gym eval submit wants a file: --config jobs.yaml")
     if getattr(given, "storage", None) == "gitlab":
-        return "nemo_gym.cli.workloads:no_gitlab"
+        return f"{_WORKLOADS}:no_gitlab"
     return leaf.command
+
+
+def _given_flags(leaf: Leaf, given: Namespace) -> dict[str, str]:
+    """The flags that were typed, by what they are called in `given`."""
+    return {_attribute(flag): flag.name for flag in leaf.flags if getattr(given, _attribute(flag)) is not None}
+
+
+def _refuse_beside_a_workload(leaf: Leaf, given: Namespace, allowed: Sequence[str]) -> None:
+    others = [name for key, name in _given_flags(leaf, given).items() if key not in allowed] + given.overrides
+    if others:
+        raise UsageError(f"{leaf.title} NAME takes a workload as it is written, not {' '.join(others)}")
+
+
+def _refuse_flags_without(leaf: Leaf, given: Namespace, what: str, flags: Sequence[str]) -> None:
+    lone = [name for key, name in _given_flags(leaf, given).items() if key in flags]
+    if lone:
+        raise UsageError(f"{', '.join(lone)} of {leaf.title} goes with {what}")
+
+
+def _init_command(leaf: Leaf, given: Namespace) -> str:
+    targets = [name for name in ("resources_server", "environment", "benchmark") if getattr(given, name)]
+    if len(targets) != 1 and not any(each.lstrip("+").startswith("entrypoint=") for each in given.overrides):
+        raise UsageError("gym env init wants one of --resources-server, --environment and --benchmark, with a name")
+    if targets and targets[0] != "resources_server":
+        if given.higher_is_better and given.lower_is_better:
+            raise UsageError("--higher-is-better and --lower-is-better exclude each other")
+        return f"{_WORKLOADS}:init_workload"
+    scaffold = ("profile", "reuse_verifier", "reward_range", "higher_is_better", "lower_is_better")
+    _refuse_flags_without(leaf, given, "--environment or --benchmark", scaffold)
+    return leaf.command
+
+
+def _scaffolded(leaf: Leaf, given: Namespace) -> list[str]:
+    kind = next((each for each in ("environment", "benchmark") if getattr(given, each, None)), None)
+    if leaf.words != ("env", "init") or kind is None:
+        return []
+    return [f"+scaffold_kind={kind}", f"+scaffold_name={json.dumps(getattr(given, kind))}"]
 
 
 def _words(leaf: Leaf, words: list[str]) -> list[str]:
@@ -213,6 +291,8 @@ def _options(flag: Flag, value: Any) -> list[str]:
         return []
     if flag.is_switch:
         return [f"+{key}" if "=" in key else f"+{key}=true" for key in flag.sets]
+    if flag.values > 1:
+        return [f"+{key}=[{','.join(value)}]" for key in flag.sets]
     return [f"+{key}={json.dumps(value) if key == 'licensing' else value}" for key in flag.sets]
 
 
@@ -245,6 +325,14 @@ def _searching_in(folders: Sequence[str]) -> Iterator[None]:
             os.environ[NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME] = before
 
 
+def flags_of(name: str) -> dict[str, str]:
+    """The flags by which `gym` sets the options of `ng_<name>`, by option."""
+    words = spelled_as_gym(name).split()[1:]
+    leaf = next((leaf for leaf in TREE if words and leaf.words == tuple(words[: len(leaf.words)])), None)
+    flags = leaf.flags if leaf else ()
+    return {key: flag.name for flag in flags if flag.role in ("option", "entrypoint") for key in flag.sets}
+
+
 def run(name: str, options: Sequence[str]) -> None:
     """Do in this process what `ng_<name>` with these options does, or what a command without that spelling does."""
     module, _, attribute = name.partition(":")
@@ -252,6 +340,7 @@ def run(name: str, options: Sequence[str]) -> None:
     command = getattr(import_module(f"nemo_gym.cli.commands.{name}" if is_installed else module), attribute or "main")
     if is_installed:
         command.name = spelled_as_gym(name) or command.name
+        command.flags = flags_of(name)
     script = f"ng_{name}" if is_installed else "gym"
     sys.argv = [str(Path(sys.argv[0] or "gym").with_name(script)), *options]
     command()

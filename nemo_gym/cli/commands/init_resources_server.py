@@ -2,6 +2,7 @@
 
 import keyword
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from nemo_gym.cli.command import command
@@ -24,8 +25,15 @@ def create_resources_server(entrypoint: str) -> Path | None:
     _check(entrypoint, folder)
     if folder.exists():
         return None
+    for path, text in resources_server_files(folder).items():
+        write_file(path, text)
+    return folder
+
+
+def resources_server_files(folder: Path) -> dict[Path, str]:
+    """What a new environment at `folder` consists of."""
     name = folder.name
-    values = {"@@NAME@@": name, "@@CONFIG@@": name.lower(), "@@CLASS@@": _camel_case(name)}
+    values = {"@@NAME@@": name, "@@CONFIG@@": name.lower(), "@@CLASS@@": camel_case(name)}
     targets = {
         "app.py": "app.py",
         "config.yaml": f"configs/{name.lower()}.yaml",
@@ -34,13 +42,16 @@ def create_resources_server(entrypoint: str) -> Path | None:
         "example.jsonl": "data/example.jsonl",
         "gitignore": "data/.gitignore",
     }
-    for template, target in targets.items():
-        text = (_TEMPLATES / f"{template}{_ENDING}").read_text(encoding="utf-8")
-        for mark, value in values.items():
-            text = text.replace(mark, value)
-        _write(folder / target, text)
-    _write(folder / "requirements.txt", _requirement(folder) + "\n")
-    return folder
+    files = {folder / target: filled(_TEMPLATES / template, values) for template, target in targets.items()}
+    return files | {folder / "requirements.txt": requirement(folder) + "\n"}
+
+
+def filled(template: Path, values: Mapping[str, str]) -> str:
+    """A template with these values for its marks."""
+    text = template.with_name(f"{template.name}{_ENDING}").read_text(encoding="utf-8")
+    for mark, value in values.items():
+        text = text.replace(mark, value)
+    return text
 
 
 def _check(entrypoint: str, folder: Path) -> None:
@@ -58,11 +69,12 @@ def _check(entrypoint: str, folder: Path) -> None:
         )
 
 
-def _camel_case(name: str) -> str:
+def camel_case(name: str) -> str:
+    """The name of a module as that of a class."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
-def _requirement(folder: Path) -> str:
+def requirement(folder: Path) -> str:
     """This nemo-gym: where it is when the environment is part of the same checkout, else by its name."""
     root = PARENT_DIR.resolve()
     if (root / "pyproject.toml").is_file() and folder.resolve().is_relative_to(root):
@@ -70,7 +82,8 @@ def _requirement(folder: Path) -> str:
     return "nemo-gym[dev]"
 
 
-def _write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
+    """Write a file, and the folders above it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
