@@ -34,7 +34,10 @@ written, and read and written by the collector."""
 MOST_PASSES_WITH_TOKENS = {"loads": 1, "lists": 1, "to_json": 1, "copies": 1}
 """Of lists of numbers: validated objects are made of what was read, and go to the verifier as they are. The one writing
 of the lists is what `to_json` does; the collector copies what was written."""
-MOST_HELD = 4.0
+MOST_PASSES_WITH_IMAGE = {"validate_json": 3, "dumps": 3, "to_json": 1, "loads": 1}
+"""Of a row with an image: validated by the agent and as the body of `/seed_session` and `/verify`, written for each of
+the two model calls, and with the verdict, which the collector reads and writes."""
+MOST_HELD = 3.4
 """What a rollout may keep in memory while it is scored, in payloads."""
 SMALL, MIDDLE, LARGE = 1_000, 100_000, 1_000_000
 TOKENS = 32 * 1024
@@ -113,11 +116,13 @@ async def one_rollout(lane: DirectLane, row: bytes) -> bytes:
     return to_line({**record, "_ng_task_index": 0})
 
 
-def played(tmp_path: Path, answer: bytes, work: Callable[[DirectLane, bytes], Awaitable[Any]]) -> Any:
-    """What `work` returns, done with servers whose endpoint says `answer` last."""
+def played(
+    tmp_path: Path, answer: bytes, work: Callable[[DirectLane, bytes], Awaitable[Any]], image: str | None = None
+) -> Any:
+    """What `work` returns, done with servers whose endpoint says `answer` last; the row shows the model an image."""
     path = tmp_path / "answer.json"
     path.write_bytes(answer)
-    row = orjson.dumps(payloads.row_with(None))
+    row = orjson.dumps(payloads.row_with(image))
 
     async def main(port: int) -> Any:
         lane = lanes(port)[AGENT]
@@ -129,14 +134,14 @@ def played(tmp_path: Path, answer: bytes, work: Callable[[DirectLane, bytes], Aw
         return asyncio.run(main(port))
 
 
-def counted(tmp_path: Path, answer: bytes, passes: Passes) -> Counter[str]:
+def counted(tmp_path: Path, answer: bytes, passes: Passes, image: str | None = None) -> Counter[str]:
     async def work(lane: DirectLane, row: bytes) -> Counter[str]:
-        passes.from_bytes = len(answer) // 2
+        passes.from_bytes = max(len(answer), len(row)) // 2
         passes.counts.clear()
         await one_rollout(lane, row)
         return Counter(passes.counts)
 
-    return played(tmp_path, answer, work)  # type: ignore[no-any-return]
+    return played(tmp_path, answer, work, image)  # type: ignore[no-any-return]
 
 
 def assert_no_more(found: Counter[str], most: dict[str, int]) -> None:
@@ -146,6 +151,12 @@ def assert_no_more(found: Counter[str], most: dict[str, int]) -> None:
 @pytest.mark.parametrize("size", [MIDDLE, LARGE])
 def test_a_long_text_is_gone_over_no_more_often_than_it_was(tmp_path: Path, passes: Passes, size: int) -> None:
     assert_no_more(counted(tmp_path, endpoint.message(size), passes), MOST_PASSES)
+
+
+@pytest.mark.parametrize("size", [MIDDLE, LARGE])
+def test_an_image_is_gone_over_no_more_often_than_it_was(tmp_path: Path, passes: Passes, size: int) -> None:
+    found = counted(tmp_path, endpoint.message(), passes, payloads.image_of(size))
+    assert_no_more(found, MOST_PASSES_WITH_IMAGE)
 
 
 def test_lists_of_numbers_are_read_once_and_written_once(tmp_path: Path, passes: Passes) -> None:
