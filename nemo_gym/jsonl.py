@@ -48,6 +48,16 @@ class Line(NamedTuple):
     """Where they begin in the file."""
 
 
+class Unread:
+    """A part of a record that nobody has read, and that is written again as it is."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, written: bytes) -> None:
+        """`written` is the JSON as `to_line` would write it."""
+        self.written = written
+
+
 PlainLine: TypeAlias = tuple[int, int, int, bytes, int]
 """A `Line` without the names, which take longer to attach than the line takes to read."""
 
@@ -130,13 +140,25 @@ def to_line(record: Any) -> bytes:
     cannot say becomes null: numbers that are none, and what is nested more deeply than `parse` can read.
     """
     try:
-        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(record, default=_as_written, option=orjson.OPT_APPEND_NEWLINE)
     except orjson.JSONEncodeError:
         pass
     try:
-        return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        return json.dumps(record, default=_read, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except (ValueError, RecursionError):
         return "".join(_pieces(record)).encode() + b"\n"
+
+
+def _as_written(value: Any) -> orjson.Fragment:
+    if isinstance(value, Unread):
+        return orjson.Fragment(value.written)
+    raise TypeError  # orjson words it, naming the type
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Unread):
+        return orjson.loads(value.written)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _pieces(value: Any) -> Iterator[str]:
@@ -147,6 +169,7 @@ def _pieces(value: Any) -> Iterator[str]:
         entries, has_keys = waiting[-1]
         for entry in entries:
             value = entry[1] if has_keys else entry
+            value = _read(value) if isinstance(value, Unread) else value
             yield separator + (f"{json.dumps(str(entry[0]))}:" if has_keys else "")
             if isinstance(value, dict | list | tuple) and len(waiting) <= _MOST_LEVELS:
                 is_object = isinstance(value, dict)

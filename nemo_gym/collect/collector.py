@@ -237,10 +237,19 @@ def _observed(
     return post if tokens is None else tokens.begin(post), observing, tokens
 
 
+def adds_to_records(config: Mapping[Any, Any]) -> bool:
+    """Whether servers with that config keep something of rollouts for their records; raises as `Observing.of`."""
+    return _keeps_token_ids(config) or Observing.of(config).captures
+
+
+def _keeps_token_ids(config: Mapping[Any, Any]) -> bool:
+    block = config.get(TOKEN_ID_CAPTURE_BLOCK)
+    return isinstance(block, Mapping) and bool(block.get("enabled"))
+
+
 def _token_delivery(config: Mapping[Any, Any], summary: RunSummary) -> "TokenDelivery | None":
     """What gives records their token ids; None unless the servers keep them."""
-    block = config.get(TOKEN_ID_CAPTURE_BLOCK)
-    if not isinstance(block, Mapping) or not block.get("enabled"):
+    if not _keeps_token_ids(config):
         return None
     from nemo_gym.runs.token_ids import TokenDelivery  # other runs need none of it
 

@@ -30,7 +30,7 @@ from nemo_gym.http.errors import (
     readable,
 )
 from nemo_gym.http.request import json_bytes
-from nemo_gym.schemas.wire import TOKEN_FIELDS
+from nemo_gym.schemas.wire import LONG_BYTES, TOKEN_FIELDS
 
 _TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -220,7 +220,8 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
 
 def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
     try:
-        if isinstance(answer, JsonObject) and _TOKEN_IDS not in answer.raw:  # long lists are not parsed a second time
+        # what is long is not parsed a second time
+        if isinstance(answer, JsonObject) and len(answer.raw) < LONG_BYTES and _TOKEN_IDS not in answer.raw:
             return answer_type.model_validate_json(answer.raw)
         return answer_type.model_validate(answer)
     except ValidationError:

@@ -55,6 +55,7 @@ from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.session import over_aiohttp
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
+from nemo_gym.schemas.wire import LONG_BYTES, WRITTEN_BY_US, with_lists_unread
 
 logger = logging.getLogger(__name__)
 
@@ -334,6 +335,15 @@ def without_sent_secrets(body: bytes, response: ClientResponse) -> bytes:
 async def get_response_json(response: ClientResponse) -> Any:
     """The body of an answer, read as JSON whatever its content type."""
     return parse_json(await whole_body(response), response)
+
+
+async def get_json_to_store(response: ClientResponse) -> Any:
+    """The same for whoever only stores it: long lists of token ids stay as they are written, if that is our writing."""
+    body = await whole_body(response)
+    stored = None
+    if len(body) >= LONG_BYTES and WRITTEN_BY_US in getattr(response, "raw_headers", ()):
+        stored = with_lists_unread(body)
+    return parse_json(body, response) if stored is None else stored
 
 
 async def whole_body(response: ClientResponse) -> bytes:

@@ -8,6 +8,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
+import orjson
 
 from nemo_gym.jsonl import array_portions
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
@@ -105,9 +106,19 @@ def _written(
                 group.update(entry)
         if written.tell() > len(ANSWER_START):
             written.write(b",")
-        written.write(_json(AggregateMetrics.model_construct(group_level_metrics=portion))[_GROUPS])
+        written.write(_json_of_groups(portion, is_plain=not added))
     written.write(_json(rest)[len(ANSWER_START) :])
     return written.getvalue()  # which is no copy
+
+
+def _json_of_groups(groups: list[dict[str, Any]], *, is_plain: bool) -> bytes:
+    """The entries of tasks as they stand between brackets; plain ones hold nothing that a hook has made."""
+    if is_plain:
+        try:
+            return orjson.dumps(groups)[1:-1]  # the same to the byte, in a third of the time
+        except TypeError:  # numbers of more than 64 bits
+            pass
+    return _json(AggregateMetrics.model_construct(group_level_metrics=groups))[_GROUPS]
 
 
 def _json(metrics: AggregateMetrics) -> bytes:

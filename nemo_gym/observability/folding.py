@@ -28,6 +28,11 @@ class Observing:
         """
         return cls(model_call_capture_dirs_from_config(config))
 
+    @property
+    def captures(self) -> bool:
+        """Whether model calls are captured."""
+        return bool(self._folders)
+
     def begin(self, post: Post) -> Post:
         """`post`, before which what earlier runs have captured of the same rollout is forgotten."""
         if not self._folders:

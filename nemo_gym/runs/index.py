@@ -52,6 +52,8 @@ _NOT_SENT = frozenset(
 _SENT_LEVELS = AggregateMetricsRequest.MOST_LEVELS
 _HEAD, _TAIL = b'{"verify_responses":[', b"]}"
 _PIECE_BYTES = 1 << 16
+_MOST_KEPT_BYTES = 32_000_000
+"""Of what is sent for the metrics of a run: so much is kept from the first reading of the rollouts to that."""
 
 
 class RecordGoneError(GymError):
@@ -380,13 +382,24 @@ def _cut(value: Any, levels: int) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@dataclass
+class Room:
+    """How much may still be kept in memory, by all who share it."""
+
+    bytes_left: int = _MOST_KEPT_BYTES
+
+
 class StoredRollouts(Collection[Result]):
     """The finished rollouts of one agent, stripped, in task order; each iteration reads the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, room: Room | None = None) -> None:
+        """`room` is for what is to be sent of them; without it, and once it is used up, that is read again."""
         self._index = RecordIndex([path])
         self._order: array[int] | None = None
         self._records_bytes = 0
+        self._room = room or Room(0)
+        self._kept = bytearray()
+        self._kept_to = array("q", (0,))
         self.table = RolloutTable()
         """The numbers of all of them."""
         self.percentiles = Percentiles()
@@ -394,9 +407,14 @@ class StoredRollouts(Collection[Result]):
     def add(self, key: RolloutKey, line: Line, result: Result) -> None:
         """Take in the result that stands on `line`."""
         record = stripped(result)
+        content = sendable(record)
         self._index.add(key, line, result)
         self._order = None
-        self._records_bytes += len(sendable(record))
+        self._records_bytes += len(content)
+        self._room.bytes_left -= len(content)
+        if self._room.bytes_left >= 0:
+            self._kept += content
+            self._kept_to.append(len(self._kept))
         self.table.add(record)
         self.percentiles.add(result)
 
@@ -407,12 +425,24 @@ class StoredRollouts(Collection[Result]):
         return any(other == record for other in self)
 
     def __iter__(self) -> Iterator[Result]:
+        with RecordReader(self._index) as reader:
+            for number in self._in_order():
+                yield stripped(reader.record(number))
 
+    def _in_order(self) -> "array[int]":
         if self._order is None:
             self._order = array("q", self._index.in_task_order().tobytes())
-        with RecordReader(self._index) as reader:
-            for number in self._order:
-                yield stripped(reader.record(number))
+        return self._order
+
+    def _contents(self) -> Iterator[bytes | bytearray]:
+        """What is sent of each; what was kept for that is given up."""
+        kept, ends = self._kept, self._kept_to
+        self._kept, self._kept_to = bytearray(), array("q")
+        if len(ends) <= len(self):
+            yield from map(sendable, self)
+            return
+        for number in self._in_order():
+            yield kept[ends[number] : ends[number + 1]]
 
     @property
     def body_bytes(self) -> int:
@@ -422,10 +452,10 @@ class StoredRollouts(Collection[Result]):
     async def body(self) -> AsyncIterator[bytes]:
         """The request for metrics as JSON, piece by piece."""
         piece = bytearray(_HEAD)
-        for number, record in enumerate(self):
+        for number, content in enumerate(self._contents()):
             if number:
                 piece += b","
-            piece += sendable(record)
+            piece += content
             if len(piece) >= _PIECE_BYTES:
                 yield bytes(piece)
                 piece.clear()
@@ -454,12 +484,12 @@ def stored_by_agent(paths: RolloutPaths, finished: int) -> dict[str, StoredRollo
 def _read(path: Path, wanted: KeySet | None) -> tuple[dict[str, StoredRollouts], int]:
     """The rollouts that are wanted, of every agent, and how many there are, also of nobody."""
     groups: dict[str, StoredRollouts] = {}
-    seen = KeySet()
+    seen, room = KeySet(), Room()
     for key, line, result in records(path, "skip"):
         agent = agent_name_of(result)
         if (wanted is not None and key not in wanted) or not seen.add(key) or agent is None:
             continue
         if agent not in groups:
-            groups[agent] = StoredRollouts(path)
+            groups[agent] = StoredRollouts(path, room)
         groups[agent].add(key, line, result)
     return groups, len(seen)

@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
+from nemo_gym.jsonl import Unread
+from nemo_gym.keys import OBSERVED_KEYS
+
 _Model = TypeVar("_Model", bound=BaseModel)
 REQUIRED_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 TOKEN_FIELDS = (*REQUIRED_TOKEN_FIELDS, "routed_experts")
@@ -30,6 +33,13 @@ RoutedExperts = str | list[list[list[int]]]
 MARK = secrets.randbelow(2**52) + 2**52
 """Stands in a list of its own for a list beside the JSON: a number that nobody else knows, and that a float can be."""
 _MARK = re.compile(rb"\[%d(?:\.0)?\]" % MARK)
+LONG_BYTES = 16_384
+"""Of JSON, from which on it pays to leave its lists of numbers as they are."""
+WRITTEN_BY_US = (b"x-nemo-gym-json", b"compact")
+"""The header of a long answer whose numbers are written as orjson writes them: to be stored they need not be read."""
+_LIST = re.compile(rb'"(?:%b)":\[' % "|".join(REQUIRED_TOKEN_FIELDS).encode())
+_IN_LISTS = b"0123456789.,-+eEnul"
+_HOLDERS = (("response", "output"), ("responses_create_params", "input"))
 
 
 class WireModel(BaseModel):
@@ -186,6 +196,48 @@ class ListsBeside(NamedTuple):
         for numbers, following in zip(self.lists, parts[1:], strict=True):
             pieces += (orjson.dumps(numbers), following)
         return b"".join(pieces)
+
+
+def with_lists_unread(body: bytes) -> Any:
+    """What `body`, written by us, says, with its long lists of token ids and log-probs as they are written there.
+
+    None when there are none, or not where they belong: then all of it is to be read.
+    """
+    pieces: list[bytes] = []
+    lists: list[Unread] = []
+    copied_to = position = 0
+    while found := _LIST.search(body, position):
+        start, position = found.end() - 1, body.find(b"]", found.end()) + 1
+        written = body[start:position]
+        if not position or len(written) < LONG_BYTES:
+            position = found.end()
+        elif written.translate(None, _IN_LISTS) != b"[]":
+            return None
+        else:
+            pieces += (body[copied_to:start], b"[%d]" % (MARK + len(lists)))
+            lists.append(Unread(written))
+            copied_to = position
+    try:
+        record = orjson.loads(b"".join((*pieces, body[copied_to:]))) if lists else None
+    except orjson.JSONDecodeError:
+        return None
+    return record if lists and _put_back(record, lists) else None
+
+
+def _put_back(record: Any, lists: list[Unread]) -> bool:
+    """Put `lists` where their marks are; whether each had its place, and nobody told more of the rollout."""
+    if not isinstance(record, dict) or not OBSERVED_KEYS.isdisjoint(record):
+        return False
+    left = dict(enumerate(lists, MARK))
+    for holder, name in _HOLDERS:
+        held = record.get(holder)
+        items = held.get(name) if isinstance(held, dict) else None
+        for item in items if isinstance(items, list) else ():
+            for field in REQUIRED_TOKEN_FIELDS if isinstance(item, dict) else ():
+                marked = item.get(field)
+                if isinstance(marked, list) and len(marked) == 1 and marked[0] in left:
+                    item[field] = left.pop(marked[0])
+    return not left
 
 
 def carries_token_ids(fields: Mapping[str, Any]) -> bool:

@@ -29,7 +29,7 @@ from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.schemas.run_requests import BaseRunRequest, forget, with_row
 from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
-from nemo_gym.schemas.wire import ListsBeside
+from nemo_gym.schemas.wire import LONG_BYTES, WRITTEN_BY_US, ListsBeside
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,10 @@ class DirectCall:
         if isinstance(result, Response | Answer):
             return result
         body = to_json(result)
-        headers = [(b"content-length", b"%d" % len(body)), _IS_JSON]
+        length = len(body)
+        headers = [(b"content-length", b"%d" % length), _IS_JSON]
+        if length >= LONG_BYTES and isinstance(result, BaseModel):
+            headers.append(WRITTEN_BY_US)
         if response is None:
             return Answer(self._status, headers, body, result)
         headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
@@ -210,12 +213,17 @@ def _as_response(answer: Answer) -> Response:
     return response
 
 
-def json_answer(body: bytes, content: Any = None) -> Answer:
+def json_answer(body: bytes, content: Any = None, *, passed_on: Any = None) -> Answer:
     """The answer of an endpoint that has its JSON already; for endpoints that take no more than a body.
 
-    `content` is what the JSON says, for callers in this process.
+    `content` is what the JSON says, for callers in this process; `passed_on` the answer of another server, if it is
+    that one's JSON as it came.
     """
-    return Answer(_OK, [(b"content-length", b"%d" % len(body)), _IS_JSON], body, content)
+    length = len(body)
+    headers = [(b"content-length", b"%d" % length), _IS_JSON]
+    if length >= LONG_BYTES and WRITTEN_BY_US in getattr(passed_on, "raw_headers", ()):
+        headers.append(WRITTEN_BY_US)
+    return Answer(_OK, headers, body, content)
 
 
 def to_json(result: Any) -> bytes:

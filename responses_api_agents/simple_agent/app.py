@@ -122,7 +122,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         result = await self._rollout(request, body, await request.body())
         if not isinstance(result, Verdict):
             return result
-        return json_answer(result.json) if result.is_scored() else self._validated(result.json)
+        if not result.is_scored():
+            return self._validated(result.json)
+        return json_answer(result.json, passed_on=result.answer)
 
     def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
         try:
@@ -337,7 +339,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         await raise_for_status(answer)
         verdict = await answer.read()
         if not (stop_reason := _stop_reason(response)):
-            return Verdict(verdict, getattr(answer, "parsed", None))
+            return Verdict(verdict, getattr(answer, "parsed", None), answer)
         return Verdict(orjson.dumps({**self._validated(verdict).model_dump(mode="json"), **stop_reason}))
 
     def _unverified(self, row: SimpleAgentRunRequest, response: NeMoGymResponse) -> SimpleAgentVerifyResponse:

@@ -23,6 +23,8 @@ class Verdict(NamedTuple):
     json: bytes
     parsed: Any = None
     """The same, if the environment is in this process."""
+    answer: Any = None
+    """The environment's answer, if `json` is all of it and as it came."""
 
     def is_scored(self) -> bool:
         """Whether this is a whole rollout with a number for its reward, and so can be passed on as it is.

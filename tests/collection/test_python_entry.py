@@ -9,13 +9,16 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp import web
 
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from nemo_gym.schemas.wire import with_lists_unread
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, right_away, rows_of, serve, write_rows
+from tests.perf.side_by_side import payloads
 
 pytestmark = pytest.mark.usefixtures("head_config", "quick_retries")
 
@@ -121,6 +124,31 @@ def test_the_command_asks_for_the_same_rollouts_and_metrics(fake_run: FakeRun, c
     assert Path("out_failures.jsonl").read_text().splitlines() == SIDECAR
     sent = [record for request in fake_run.metric_requests for record in request["verify_responses"]]
     assert {(record["_ng_task_index"], record["_ng_rollout_index"]) for record in sent} == {(0, 0)}
+
+
+def test_long_lists_are_stored_as_they_came_and_returned_as_lists(
+    fake_run: FakeRun, collect: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = MagicMock(side_effect=with_lists_unread)
+    monkeypatch.setattr("nemo_gym.http.request.with_lists_unread", unread)
+    rollout = {"reward": 1.0, "response": orjson.loads(payloads.with_tokens(4096))}
+
+    def answering(body: bytes, **headers: str) -> Any:
+        async def answer(row: Row, attempt: int) -> web.Response:
+            return web.Response(body=body, headers=headers, content_type="application/json")
+
+        return answer
+
+    ours = answering(orjson.dumps(rollout), **{"x-nemo-gym-json": "compact"})
+    fake_run.answer = ours
+    write_rows(Path("in.jsonl"), rows_of(2, "alpha"))
+    assert [result["response"] for result in run()] == [rollout["response"]] * 2
+    assert not unread.called
+    expected = without_times("out.jsonl")
+    for fake_run.answer in (ours, answering(json.dumps(rollout).encode())):
+        assert collect().exit_code == 0
+        assert sorted(without_times("out.jsonl").splitlines()) == sorted(expected.splitlines())
+        assert unread.call_count == 2
 
 
 def test_a_failed_call_is_retried_recorded_and_part_of_the_results(fake_run: FakeRun) -> None:

@@ -18,7 +18,9 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from nemo_gym.base_resources_server import BaseVerifyResponse
+from nemo_gym.http.request import get_json_to_store
 from nemo_gym.http.transports.memory import Answer
+from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.jsonl import to_line
 from nemo_gym.server_utils import json_bytes
 from nemo_gym.servers import routes
@@ -26,13 +28,16 @@ from nemo_gym.servers.direct import DirectLane
 from tests.contract.test_rollout_cost import AGENT, MOST_CALLS, lanes
 from tests.perf.side_by_side import endpoint, payloads, processes
 
-MOST_PASSES = {"loads": 2, "validate_json": 2, "json_bytes": 1, "to_json": 1, "dumps": 1}
+MOST_PASSES = {"loads": 2, "validate_json": 1, "json_bytes": 1, "to_json": 1, "dumps": 1}
 """Of a text: the endpoint's answer is read and validated, the body of `/verify` written and validated, the verdict
 written, and read and written by the collector."""
-MOST_PASSES_WITH_TOKENS = {"loads": 2, "lists": 1, "to_json": 1, "dumps": 1}
+MOST_PASSES_WITH_TOKENS = {"loads": 1, "lists": 1, "to_json": 1, "copies": 1}
 """Of lists of numbers: validated objects are made of what was read, and go to the verifier as they are. The one writing
-of the lists is what `to_json` does."""
-MOST_HELD = 4.0
+of the lists is what `to_json` does; the collector copies what was written."""
+MOST_PASSES_WITH_IMAGE = {"validate_json": 3, "dumps": 3, "to_json": 1, "loads": 1}
+"""Of a row with an image: validated by the agent and as the body of `/seed_session` and `/verify`, written for each of
+the two model calls, and with the verdict, which the collector reads and writes."""
+MOST_HELD = 3.4
 """What a rollout may keep in memory while it is scored, in payloads."""
 SMALL, MIDDLE, LARGE = 1_000, 100_000, 1_000_000
 TOKENS = 32 * 1024
@@ -44,6 +49,8 @@ class Passes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: Counter[str] = Counter()
         self.from_bytes = sys.maxsize
+        self.left_as_written = 0
+        monkeypatch.setattr(orjson, "Fragment", self._fragment(orjson.Fragment))
         monkeypatch.setattr(orjson, "loads", self._reads("loads", orjson.loads))
         monkeypatch.setattr(orjson, "dumps", self._writes("dumps", orjson.dumps))
         monkeypatch.setattr(routes, "to_json", self._writes("to_json", routes.to_json))
@@ -71,12 +78,21 @@ class Passes:
 
         return counted
 
+    def _fragment(self, kind: Any) -> Callable[[bytes], Any]:
+        def counted(written: bytes) -> Any:
+            self.left_as_written += len(written)
+            self._note("copies", len(written))
+            return kind(written)
+
+        return counted
+
     def _writes(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(content: Any, *args: Any, **options: Any) -> Any:
+            self.left_as_written = 0
             written = function(content, *args, **options)
             is_list = name == "dumps" and isinstance(content, list)
             # the lists of one item are three parts of one pass, the longest of which is nearly all of it
-            self._note("lists" if is_list else name, len(written))
+            self._note("lists" if is_list else name, len(written) - self.left_as_written)
             return written
 
         return counted
@@ -94,16 +110,19 @@ async def one_rollout(lane: DirectLane, row: bytes) -> bytes:
     scope = {"type": "http", "method": "POST", "path": "/run", "headers": [], "query_string": b""}
     answer = await lane.answer(call, scope, row, asyncio.Event().wait)  # type: ignore[arg-type]
     assert isinstance(answer, Answer)
-    record = orjson.loads(answer.body)
+    response: Any = LocalResponse("POST", "http://127.0.0.1:1/run", answer.status, answer.headers, answer.body)
+    record = await get_json_to_store(response)
     assert record["reward"] == 1.0
     return to_line({**record, "_ng_task_index": 0})
 
 
-def played(tmp_path: Path, answer: bytes, work: Callable[[DirectLane, bytes], Awaitable[Any]]) -> Any:
-    """What `work` returns, done with servers whose endpoint says `answer` last."""
+def played(
+    tmp_path: Path, answer: bytes, work: Callable[[DirectLane, bytes], Awaitable[Any]], image: str | None = None
+) -> Any:
+    """What `work` returns, done with servers whose endpoint says `answer` last; the row shows the model an image."""
     path = tmp_path / "answer.json"
     path.write_bytes(answer)
-    row = orjson.dumps(payloads.row_with(None))
+    row = orjson.dumps(payloads.row_with(image))
 
     async def main(port: int) -> Any:
         lane = lanes(port)[AGENT]
@@ -115,14 +134,14 @@ def played(tmp_path: Path, answer: bytes, work: Callable[[DirectLane, bytes], Aw
         return asyncio.run(main(port))
 
 
-def counted(tmp_path: Path, answer: bytes, passes: Passes) -> Counter[str]:
+def counted(tmp_path: Path, answer: bytes, passes: Passes, image: str | None = None) -> Counter[str]:
     async def work(lane: DirectLane, row: bytes) -> Counter[str]:
-        passes.from_bytes = len(answer) // 2
+        passes.from_bytes = max(len(answer), len(row)) // 2
         passes.counts.clear()
         await one_rollout(lane, row)
         return Counter(passes.counts)
 
-    return played(tmp_path, answer, work)  # type: ignore[no-any-return]
+    return played(tmp_path, answer, work, image)  # type: ignore[no-any-return]
 
 
 def assert_no_more(found: Counter[str], most: dict[str, int]) -> None:
@@ -134,7 +153,13 @@ def test_a_long_text_is_gone_over_no_more_often_than_it_was(tmp_path: Path, pass
     assert_no_more(counted(tmp_path, endpoint.message(size), passes), MOST_PASSES)
 
 
-def test_lists_of_numbers_are_read_twice_and_written_twice(tmp_path: Path, passes: Passes) -> None:
+@pytest.mark.parametrize("size", [MIDDLE, LARGE])
+def test_an_image_is_gone_over_no_more_often_than_it_was(tmp_path: Path, passes: Passes, size: int) -> None:
+    found = counted(tmp_path, endpoint.message(), passes, payloads.image_of(size))
+    assert_no_more(found, MOST_PASSES_WITH_IMAGE)
+
+
+def test_lists_of_numbers_are_read_once_and_written_once(tmp_path: Path, passes: Passes) -> None:
     assert_no_more(counted(tmp_path, payloads.with_tokens(TOKENS), passes), MOST_PASSES_WITH_TOKENS)
 
 

@@ -64,7 +64,8 @@ def test_the_answer_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(aggregate, "_GROUPS_AT_A_TIME", 7)
     monkeypatch.setattr("nemo_gym.metrics.profile._TASKS_AT_A_TIME", 13)
     monkeypatch.setattr("nemo_gym.jsonl._PORTION_BYTES", 1000)
-    records: list[Any] = [record(task) for task in range(100)]
+    odd_text = '\x00\x08\x0c\x1f\x7f\u2028/\\"\u00e9\U0001f600'
+    records: list[Any] = [record(task, answer=odd_text, tiny=-1e-7 / (task + 1)) for task in range(100)]
     records += [
         record(3, reward=None),
         record(5, _ng_rollout_index=1, reward=2**70),

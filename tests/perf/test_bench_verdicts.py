@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.perf.side_by_side.estimates import Estimate, Outcome, exponent, worst
+from tests.perf.side_by_side.estimates import Estimate, Outcome, Target, exponent, hold, worst
 from tests.perf.side_by_side.files import Cost
 from tests.perf.side_by_side.payloads import PayloadCost
 from tests.perf.side_by_side.report import tables
@@ -51,11 +51,45 @@ def test_bounds_from_below_and_quotients() -> None:
     assert worst(Outcome.MET, Outcome.UNDECIDED) is Outcome.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("readings", "taken"),
+    [
+        ([1.9, 9, 9, 9], 1),
+        ([2.3, 1.8, 1.9, 9], 3),
+        ([2.2, 1.9, 2.1, 2.4], 4),
+    ],
+    ids=["met at once", "met after all", "undecided"],
+)
+def test_a_measurement_that_misses_its_target_is_made_again_and_noise_does_not_fail_it(
+    readings: list[float], taken: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, other = Target("cost", most=2.0), Target("share", least=0.5)
+    left = iter(readings)
+    hold(lambda: [next(left), 0.6], target, other, rounds=1, more=3)
+    assert len(target.readings) == taken
+    told = capsys.readouterr().out
+    assert f"at most 2: {'undecided' if taken == 4 else 'met'}" in told
+    assert "share: 0.60, at least 0.5: met" in told
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_target_missed_by_more_than_its_error_fails(rounds: int) -> None:
+    left = iter([2.5, 2.51, 2.52])
+    with pytest.raises(AssertionError, match=r"^cost: 2\.5\d.*, at most 2: missed$"):
+        hold(lambda: [1.0, next(left)], Target("fine", most=2), Target("cost", most=2), rounds=rounds, more=3 - rounds)
+
+
+def test_figures_of_an_earlier_time_are_read_too() -> None:
+    published = {**findings().as_json(), "kb_in_flight": 80.5}
+    (found,) = [found for name, found, _ in Findings.from_json(published).verdicts() if name.startswith("memory")]
+    assert found == "80.50 KB"
+
+
 def findings() -> Findings:
     ratios = [1.9, 2.2, 2.05]
     loads = [Load(number, 0, 1, 1500, 900, 1.0, 2.0, 0.1, ratios, [900, 850, 700], [1500]) for number in (64, 1024)]
     cost = PayloadCost("32k tokens", 900_000, [12.0, 13.0], [3.0, 3.1], 80.0, has_tokens=True)
-    made = Findings(loads=loads, large=[], added_ms={64: [2.0, 3.0], 256: [100.0]}, kb_in_flight=80)
+    made = Findings(loads=loads, large=[], added_ms={64: [2.0, 3.0], 256: [100.0]}, kb_in_flight=[80])
     made.files, made.payloads = [Cost("merge", SIZES, (1, 2, 4.1, 8.3), 4.0, (2.0, 2.1, 2.2))], [cost]
     return made
 

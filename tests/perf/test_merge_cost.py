@@ -8,6 +8,7 @@ more is the index, not the records.
 """
 
 import asyncio
+import math
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from nemo_gym.reward_profile import compute_pass_majority_metrics
 from nemo_gym.runs.index import RecordIndex
 from nemo_gym.runs.options import RolloutAggregationConfig
 from nemo_gym.runs.record import Result
+from tests.perf.side_by_side.estimates import Target, hold
 
 RECORDS, SHARDS, ROLLOUTS = 100_000, 4, 32
 MOST_FOR_MERGE, MOST_WITH_METRICS = 3.0, 6.0
@@ -125,20 +127,20 @@ def test_merging_costs_little_more_than_parsing(tmp_path: Path, capsys: pytest.C
         "the same with a hook": lambda: aggregate(paths, lambda tasks: {"tasks": len(tasks)}),
         "the same with pass@k": lambda: aggregate(paths, pass_at_k),
     }
-    best = dict.fromkeys(tries, float("inf"))
-    for _ in range(ROUNDS):  # interleaved, so that a busy moment of the machine hits all alike
-        for name, run in tries.items():
+
+    def over_a_pass() -> list[float]:  # in turn, so that a busy moment of the machine hits all alike
+        seconds = []
+        for run in tries.values():
             started = time.process_time()
             run()
-            best[name] = min(best[name], time.process_time() - started)
-    base = best["a bare orjson pass"]
+            seconds.append(time.process_time() - started)
+        return [each / seconds[0] for each in seconds[1:]]
+
+    most = (MOST_FOR_MERGE, MOST_WITH_METRICS, MOST_WITH_METRICS, math.inf)
+    targets = [Target(name, most=bound) for name, bound in zip(list(tries)[1:], most, strict=True)]
     with capsys.disabled():
         sys.stdout.write(f"\n{RECORDS:,} records of {size / RECORDS:,.0f} bytes")
-        for name, seconds in best.items():
-            sys.stdout.write(f"\n{name:<30}{seconds:6.2f} s  {seconds / base:5.2f} x")
-    assert best["merge"] <= MOST_FOR_MERGE * base
-    assert best["merge and metrics"] <= MOST_WITH_METRICS * base
-    assert best["the same with a hook"] <= MOST_WITH_METRICS * base
+        hold(over_a_pass, *targets, rounds=ROUNDS)
 
 
 def test_the_memory_of_a_merge_does_not_grow_with_the_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.perf.side_by_side.estimates import Target, hold
+
 IMPORTS = "import fastapi, aiohttp, uvicorn"
 CONFIGS = (
     "+config_paths=[resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml,"
@@ -20,8 +22,10 @@ ROUNDS = 5
 
 
 def seconds_to_import() -> float:
+    """In two processes at a time, as many as `ng_run` has: what others take of the machine falls on both alike."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+    importing = [subprocess.Popen([sys.executable, "-c", IMPORTS]) for _ in range(2)]
+    assert [process.wait() for process in importing] == [0, 0]
     return time.perf_counter() - began
 
 
@@ -44,14 +48,11 @@ def seconds_to_ready(folder: Path) -> tuple[float, float]:
 
 def test_all_servers_are_ready_within_three_times_the_bare_imports(tmp_path: Path) -> None:
     seconds_to_import()
-    bare, whole, memory = [], [], []
-    for _ in range(ROUNDS):  # side by side, so that other load on the machine falls on both
-        bare.append(seconds_to_import())
-        took, used = seconds_to_ready(tmp_path)
-        whole.append(took)
-        memory.append(used)
 
-    ratio = min(whole) / min(bare)
-    print(f"\nng_run ready in {min(whole):.2f} s, bare imports {min(bare):.2f} s: {ratio:.2f} x; {max(memory):.0f} MB")
-    assert ratio <= 3
-    assert max(memory) < 200
+    def over_imports() -> list[float]:  # side by side, so that other load on the machine falls on both
+        bare = seconds_to_import()
+        took, used = seconds_to_ready(tmp_path)
+        print(f"\nng_run ready in {took:.2f} s, bare imports {bare:.2f} s; {used:.0f} MB")
+        return [took / bare, used]
+
+    hold(over_imports, Target("ng_run ready, in bare imports", most=3), Target("MB", most=200), rounds=ROUNDS)

@@ -8,9 +8,11 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -26,6 +28,7 @@ from nemo_gym.paths import PARENT_DIR
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.view.answers import page_of
 from nemo_gym.view.table import RunTable
+from tests.perf.side_by_side.estimates import Target, hold
 from tests.ports import free_port
 
 LARGE = int(os.environ.get("NG_VIEW_ROLLOUTS", "100000"))
@@ -128,33 +131,34 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
 def test_the_first_index_costs_little_more_than_parsing(large: tuple[Path, Path]) -> None:
     path, cache = large
     size = path.stat().st_size / 1e6
-    (parsing,) = measured(PARSE, path)
-    indexing, memory, rows = measured(INDEX, path, cache)
 
-    ratio = indexing / parsing
-    print(
-        f"\n{LARGE:,} rollouts, {size:.0f} MB: parsed in {parsing:.2f} s, indexed in {indexing:.2f} s: {ratio:.2f} x;"
-    )
-    print(f"{memory:.0f} MB of memory, {sum(file.stat().st_size for file in cache.iterdir()) / 1e6:.1f} MB on disk")
-    assert rows == LARGE
-    assert ratio <= 2.5
-    assert memory <= 200
+    def over_parsing() -> list[float]:
+        shutil.rmtree(cache, ignore_errors=True)
+        (parsing,) = measured(PARSE, path)
+        indexing, memory, rows = measured(INDEX, path, cache)
+        print(f"\n{LARGE:,} rollouts, {size:.0f} MB: parsed in {parsing:.2f} s, indexed in {indexing:.2f} s;")
+        print(f"{memory:.0f} MB of memory, {sum(file.stat().st_size for file in cache.iterdir()) / 1e6:.1f} MB on disk")
+        assert rows == LARGE
+        return [indexing / parsing, memory]
+
+    hold(over_parsing, Target("indexing over parsing", most=2.5), Target("MB", most=200), rounds=1, more=2)
 
 
 def test_a_run_that_was_seen_before_opens_at_once(large: tuple[Path, Path]) -> None:
     path, cache = large
     measured(INDEX, path, cache)
-    took = []
-    for _ in range(3):
+
+    def opened() -> list[float]:
         began = time.process_time()
         table = RunTable(RolloutPaths(path), cache)
         table.refresh()
         page = page_of(table, None, None, 50, 0)
-        took.append(time.process_time() - began)
+        took = time.process_time() - began
         table.close()
         assert len(page["rows"]) == 50
-    print(f"\nopened again with its first page in {max(took) * 1000:.0f} ms")
-    assert max(took) <= 0.5
+        return [took]
+
+    hold(opened, Target("seconds until it is open again with its first page", most=0.5))
 
 
 def seconds_of_pages(table: RunTable, queries: tuple[tuple[str | None, str | None], ...]) -> dict[str, float]:
@@ -171,13 +175,22 @@ def seconds_of_pages(table: RunTable, queries: tuple[tuple[str | None, str | Non
     return costs
 
 
+def hold_pages(table: RunTable, most_built_in_s: float) -> None:
+    hold(
+        lambda: [max(seconds_of_pages(table, queries).values()) for queries in (BUILT_IN, OTHERS)],
+        Target("seconds for a page by what is built in", most=most_built_in_s),
+        Target("seconds for a page by other fields", most=1),
+        rounds=1,
+        more=2,
+    )
+
+
 def test_a_page_of_many_comes_at_once(large: tuple[Path, Path]) -> None:
     path, cache = large
     table = RunTable(RolloutPaths(path), cache)
     table.refresh()
     print(f"\n{LARGE:,} rollouts of 10 KB")
-    assert max(seconds_of_pages(table, BUILT_IN).values()) <= 0.05
-    assert max(seconds_of_pages(table, OTHERS).values()) <= 1
+    hold_pages(table, 0.05)
 
 
 def test_a_page_of_a_million_comes_at_once(tmp_path: Path) -> None:
@@ -188,8 +201,7 @@ def test_a_page_of_a_million_comes_at_once(tmp_path: Path) -> None:
     table.refresh()
     print(f"\n{MANY:,} rollouts of 1 KB")
     try:
-        assert max(seconds_of_pages(table, BUILT_IN).values()) <= 0.15
-        assert max(seconds_of_pages(table, OTHERS).values()) <= 1
+        hold_pages(table, 0.15)
     finally:
         path.unlink()
 
@@ -247,6 +259,14 @@ class Watched:
 
 
 def test_watching_costs_next_to_nothing_and_asks_no_server(tmp_path: Path) -> None:
+    def share() -> list[float]:
+        return [share_of_watching(Path(tempfile.mkdtemp(dir=tmp_path)))]
+
+    hold(share, Target("watching over collecting", most=0.05), rounds=1, more=2)
+
+
+def share_of_watching(tmp_path: Path) -> float:
+    """Processor time of the viewer over that of the collector."""
     head = f"+head_server.port={free_port()}"
     output = tmp_path / "results" / "rollouts.jsonl"
     output.parent.mkdir()
@@ -282,9 +302,8 @@ def test_watching_costs_next_to_nothing_and_asks_no_server(tmp_path: Path) -> No
             process.wait(60)
             if process.stdout is not None:
                 process.stdout.close()
-    share = viewer / collecting
-    print(f"\nwatching {viewer:.2f} s, collecting {collecting:.2f} s of processor time: {share:.1%}")
+    print(f"\nwatching {viewer:.2f} s, collecting {collecting:.2f} s of processor time")
     assert collector.returncode == 0
     assert watched.done == WATCHED
     assert not strangers
-    assert share <= 0.05
+    return viewer / collecting

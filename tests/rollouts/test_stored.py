@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from nemo_gym.jsonl import to_line
 from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.index import StoredRollouts, sendable, stored_by_agent
+from nemo_gym.runs.index import Room, StoredRollouts, sendable, stored_by_agent
 from nemo_gym.runs.store import FileChangedError
 from nemo_gym.schemas.metrics import AggregateMetricsRequest
 from nemo_gym.server_utils import ServerClient
@@ -65,6 +65,25 @@ def test_the_body_is_the_request_for_metrics_and_as_long_as_announced() -> None:
     sent = json.loads(body)["verify_responses"]
     assert sent == list(stored)
     assert sent[7] == record(7, note="ü" * 1_000, response={"usage": {"total_tokens": 3}})
+
+
+def test_each_record_is_read_once_for_what_is_sent_and_again_only_if_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(PATHS.rollouts, *(record(n % 7, n, agent="ab"[n % 2], note="x" * n) for n in reversed(range(60))))
+    read = MagicMock(side_effect=orjson.loads)
+    monkeypatch.setattr(orjson, "loads", read)
+
+    kept = stored_by_agent(PATHS, 60)
+    bodies = {agent: body_of(stored) for agent, stored in kept.items()}
+
+    assert read.call_count == 60
+    assert {agent: body_of(stored) for agent, stored in kept.items()} == bodies  # from the file, as nothing is left
+    assert read.call_count == 120
+    monkeypatch.setattr(Room, "__init__", lambda room: setattr(room, "bytes_left", 3_000))
+    groups = stored_by_agent(PATHS, 60)
+    assert {agent: body_of(stored) for agent, stored in groups.items()} == bodies
+    assert read.call_count == 240
 
 
 def test_text_that_cannot_be_encoded_is_sent_with_question_marks() -> None:

@@ -11,9 +11,10 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, computed_field, field_validator
 
 from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse
+from nemo_gym.jsonl import Unread, to_line
 from nemo_gym.openai_utils import NeMoGymResponse
 from nemo_gym.schemas.token_lists import LONG, can_be_filled_in, json_of, with_lists_beside
-from nemo_gym.schemas.wire import MARK, ListsBeside
+from nemo_gym.schemas.wire import MARK, ListsBeside, with_lists_unread
 from nemo_gym.servers.routes import DirectCall, DirectRoute, to_json
 from responses_api_agents.simple_agent.verdicts import with_response
 from tests.perf.side_by_side import endpoint, payloads
@@ -176,3 +177,52 @@ def test_rollouts_with_and_without_the_short_way_are_the_same(tmp_path: Any, mon
     monkeypatch.setattr("nemo_gym.http.model_answers._TOKEN_IDS", b"no such field")
     assert played(tmp_path, answer, work) == short
     assert len(orjson.loads(short)["response"]["output"][-1]["generation_token_ids"]) == 2 * LONG
+
+
+LISTS = numbers(8 * LONG)
+KEYS_IN_TEXT = 'says "generation_token_ids":[1,2] and \\"generation_log_probs\\":[' + "7," * 9000 + f"[{MARK}] é\n"
+
+
+def written(text: str = "said", **fields: Any) -> bytes:
+    response = response_with(LISTS, None, numbers(3), LISTS, text=text)
+    asked = {"input": [response.output[0].model_dump(), {"role": "user", "content": text}]}
+    verdict = BaseVerifyResponse.model_validate(
+        {"responses_create_params": asked, "response": response.model_dump(), "reward": 0.5}
+    )
+    return orjson.dumps({**orjson.loads(to_json(verdict)), **fields})
+
+
+@pytest.mark.parametrize("text", ["said", KEYS_IN_TEXT], ids=["plain", "keys in a text"])
+def test_lists_that_are_only_stored_are_not_read_and_the_line_is_the_same(text: str) -> None:
+    body = written(text)
+    record = with_lists_unread(body)
+    lists = [record["response"]["output"][place][name] for place in (0, 3) for name in list(LISTS)[1:]]
+    assert all(isinstance(each, Unread) for each in lists)
+    assert isinstance(record["responses_create_params"]["input"][0]["generation_log_probs"], Unread)
+    assert to_line(record) == to_line(orjson.loads(body))
+    half_an_emoji = {"agent_ref": {"name": "\ud83d"}}
+    assert to_line(record | half_an_emoji) == to_line(orjson.loads(body) | half_an_emoji)
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"deep": deep}
+    assert to_line(record | deep) == to_line(orjson.loads(body) | deep)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        written().replace(b",", b", "),
+        written().replace(b'"generation_log_probs":[', b'"generation_log_probs":[NaN,'),
+        written().replace(b'"generation_log_probs":[', b'"generation_log_probs":[['),
+        written().replace(b'"generation_token_ids":[', b'"generation_token_ids":["7",'),
+        written(ng_trajectory={"steps": []}),
+        written(more={"generation_token_ids": LISTS["generation_token_ids"]}),
+        written()[:-1],
+        written()[:50_000],
+        b"[" + written() + b"]",
+        orjson.dumps(orjson.loads(endpoint.message(100_000))),
+    ],
+    ids=["spaced", "nan", "nested", "text", "observed", "elsewhere", "torn", "torn list", "no object", "no lists"],
+)
+def test_what_is_not_as_we_write_it_or_is_looked_at_is_read_whole(body: bytes) -> None:
+    assert with_lists_unread(body) is None

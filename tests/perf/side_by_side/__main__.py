@@ -12,7 +12,7 @@ import orjson
 
 from tests.perf.side_by_side import files, latency, payloads, processes, report, start_up, throughput
 from tests.perf.side_by_side.estimates import Estimate, Outcome
-from tests.perf.side_by_side.targets import Findings, Load
+from tests.perf.side_by_side.targets import MOST_KB_IN_FLIGHT, Findings, Load
 
 TIMES = 3
 """How often floor and product are measured in turn; the cheaper readings of each count, as noise only ever adds."""
@@ -90,10 +90,13 @@ def measure_latency(findings: Findings, folder: Path, scale: float) -> None:
 
 
 def measure_memory(findings: Findings, folder: Path, scale: float) -> None:
-    """What a rollout in flight occupies."""
-    with processes.helper("endpoint.py", "--delay", "3") as (_, port), processes.servers(folder, port) as launcher:
-        findings.kb_in_flight = latency.kb_per_rollout_in_flight(folder, launcher, 1024)
-        print(f"memory per rollout in flight: {findings.kb_in_flight:.0f} KB", flush=True)
+    """What a rollout in flight occupies, in fresh servers; again if that is too much."""
+    found: list[float] = []
+    while not found or (len(found) < TIMES and Estimate.of(found).at_most(MOST_KB_IN_FLIGHT) is not Outcome.MET):
+        with processes.helper("endpoint.py", "--delay", "3") as (_, port), processes.servers(folder, port) as launcher:
+            found.append(latency.kb_per_rollout_in_flight(folder, launcher, 1024))
+    findings.kb_in_flight = found
+    print(f"memory per rollout in flight: {Estimate.of(found)} KB", flush=True)
 
 
 def measure_start_up(findings: Findings, folder: Path, scale: float) -> None:

@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 _T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23}
@@ -65,6 +65,41 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> Estimate:
     middle = statistics.fmean(x)
     deviation = math.sqrt(residuals / freedom / sum((each - middle) ** 2 for each in x))
     return Estimate(line.slope, _T_95.get(freedom, 2.0) * deviation)
+
+
+@dataclass
+class Target:
+    """A bound that readings of one figure are held against; either is enough."""
+
+    name: str
+    most: float = math.inf
+    least: float = -math.inf
+    readings: list[float] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it so far."""
+        found = Estimate.of(self.readings)
+        return worst(found.at_most(self.most), found.at_least(self.least))
+
+    def __str__(self) -> str:
+        bound = f"at most {self.most:g}" if self.most < math.inf else f"at least {self.least:g}"
+        return f"{self.name}: {Estimate.of(self.readings)}, {bound}: {self.outcome}"
+
+
+def hold(take: Callable[[], Sequence[float]], *targets: Target, rounds: int = 3, more: int = 0) -> None:
+    """Take a reading for each target in each of some rounds, and in some more while one is not met.
+
+    A target that is missed by more than the error of its readings fails; one that is missed within it is undecided.
+    """
+    while len(targets[0].readings) < rounds + more:
+        for target, reading in zip(targets, take(), strict=True):
+            target.readings.append(reading)
+        if len(targets[0].readings) >= rounds and all(target.outcome is Outcome.MET for target in targets):
+            break
+    print("", *targets, sep="\n")
+    missed = [str(target) for target in targets if target.outcome is Outcome.MISSED]
+    assert not missed, "; ".join(missed)
 
 
 def worst(*outcomes: Outcome) -> Outcome:

@@ -63,7 +63,8 @@ class Findings:
     """Requests per second that the endpoint alone answers."""
     added_ms: dict[int, list[float]] = field(default_factory=dict)
     """By rollouts in flight, round by round."""
-    kb_in_flight: float = 0.0
+    kb_in_flight: list[float] = field(default_factory=list)
+    """Of memory per rollout, round by round."""
     start_up: dict[str, float] = field(default_factory=dict)
     files: list[Cost] = field(default_factory=list)
     payloads: list[PayloadCost] = field(default_factory=list)
@@ -121,10 +122,11 @@ class Findings:
             f"{added[64]} ms; with 256 in flight {added[256]} ms",
             added[64].at_most(MOST_ADDED_MS),
         )
+        memory = Estimate.of(_readings(self.kb_in_flight))
         yield (
             f"memory per rollout in flight under {MOST_KB_IN_FLIGHT:g} KB",
-            f"{self.kb_in_flight:.0f} KB",
-            Estimate(self.kb_in_flight).at_most(MOST_KB_IN_FLIGHT),
+            f"{memory} KB",
+            memory.at_most(MOST_KB_IN_FLIGHT),
         )
 
     def _of_payloads(self) -> Iterator[tuple[str, str, Outcome]]:
