@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, PrivateAttr
 
@@ -26,7 +25,6 @@ from nemo_gym.collect.admission import warn_of_lower_caps
 from nemo_gym.collect.collector import (
     Keep,
     KeptResults,
-    adds_to_records,
     announce_plan,
     conclude,
     lines_to_upload,
@@ -65,13 +63,7 @@ from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.partial import WANTS_PARTIAL
-from nemo_gym.http.request import (
-    get_json_to_store,
-    get_response_json,
-    parse_json,
-    raise_for_status,
-    whole_body,
-)
+from nemo_gym.http.request import get_json_to_store, get_response_json, parse_json, raise_for_status, whole_body
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import TIMING_KEY_NAME
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
@@ -277,9 +269,6 @@ class RolloutCollectionHelper(BaseModel):
             return
         client, watch = servers
         post = partial(self._post, client, headers=None if watch is None else _headers_of(run))
-        config = _plain_config(client)
-        if keep is None and not adds_to_records(config):  # nobody looks into long lists
-            post = partial(post, read=get_json_to_store)
         is_resumed = run.is_resumed and watch is not None
         async with scoring_first(run.store.paths, client, post) if is_resumed else nullcontext(post) as sending:
             await roll_out(
@@ -293,7 +282,7 @@ class RolloutCollectionHelper(BaseModel):
                 following=self._following,
                 keep=keep,
                 policies=policies_for(run, plan, summary),
-                config=config,
+                config=_plain_config(client),
             )
 
     async def _roll_out_overridden(
@@ -363,13 +352,7 @@ class RolloutCollectionHelper(BaseModel):
         """Entered while a run makes rollouts: for whoever wants to watch them, or change their caps."""
         return nullcontext()
 
-    async def _post(
-        self,
-        client: ServerClient,
-        row: Row,
-        headers: Mapping[str, str] | None = None,
-        read: Callable[[ClientResponse], Awaitable[Any]] = get_response_json,
-    ) -> Any:
+    async def _post(self, client: ServerClient, row: Row, headers: Mapping[str, str] | None = None) -> Any:
         try:
             agent = row["agent_ref"]["name"]
         except (KeyError, TypeError) as error:
@@ -385,7 +368,7 @@ class RolloutCollectionHelper(BaseModel):
             if is_global_aiohttp_client_request_debug_enabled():
                 _write_debug_marker(row, error)
             raise
-        result = await read(response)
+        result = await (get_response_json if headers is None else get_json_to_store)(response)
         if headers is not None and isinstance(result, dict):
             result[TIMING_KEY_NAME] = calls_of(response)
         return result

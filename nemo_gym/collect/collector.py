@@ -54,6 +54,7 @@ from nemo_gym.runs.run import Run
 from nemo_gym.runs.spending import Meter
 from nemo_gym.runs.store import FileChangedError
 from nemo_gym.runtime import stopping_on_signals
+from nemo_gym.schemas.wire import with_lists_read
 from nemo_gym.trackers.base import Tracker
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ async def roll_out(
 
     `config` is that of the servers, which says what they keep of rollouts for their records.
     """
-    post, observing, tokens = _observed(post, config, summary)
+    post, observing, tokens = _observed(post, config, summary, is_kept=keep is not None)
     mark_outdated(run.store.paths.aggregate_metrics)
     rows = next((each for each in policies if isinstance(each, RowOrder)), plan)
     dispatch = Dispatch(
@@ -227,29 +228,29 @@ async def roll_out(
 
 
 def _observed(
-    post: Post, config: Mapping[Any, Any] | None, summary: RunSummary
+    post: Post, config: Mapping[Any, Any] | None, summary: RunSummary, *, is_kept: bool
 ) -> "tuple[Post, Observing | None, TokenDelivery | None]":
     """What adds to records as the config of the servers says, and how rows are sent then."""
     if config is None:
         return post, None, None
     observing, tokens = Observing.of(config), _token_delivery(config, summary)
+    if is_kept or tokens is not None or observing.captures:  # else nobody looks into long lists
+        post = _read_whole(post)
     post = observing.begin(post)
     return post if tokens is None else tokens.begin(post), observing, tokens
 
 
-def adds_to_records(config: Mapping[Any, Any]) -> bool:
-    """Whether servers with that config keep something of rollouts for their records; raises as `Observing.of`."""
-    return _keeps_token_ids(config) or Observing.of(config).captures
+def _read_whole(post: Post) -> Post:
+    async def posted(row: Row) -> Any:
+        return with_lists_read(await post(row))
 
-
-def _keeps_token_ids(config: Mapping[Any, Any]) -> bool:
-    block = config.get(TOKEN_ID_CAPTURE_BLOCK)
-    return isinstance(block, Mapping) and bool(block.get("enabled"))
+    return posted
 
 
 def _token_delivery(config: Mapping[Any, Any], summary: RunSummary) -> "TokenDelivery | None":
     """What gives records their token ids; None unless the servers keep them."""
-    if not _keeps_token_ids(config):
+    block = config.get(TOKEN_ID_CAPTURE_BLOCK)
+    if not isinstance(block, Mapping) or not block.get("enabled"):
         return None
     from nemo_gym.runs.token_ids import TokenDelivery  # other runs need none of it
 

@@ -9,7 +9,7 @@ reverse) would train on something else than what was generated, so part of a bun
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypeVar, get_args
 
 import orjson
@@ -229,15 +229,27 @@ def _put_back(record: Any, lists: list[Unread]) -> bool:
     if not isinstance(record, dict) or not OBSERVED_KEYS.isdisjoint(record):
         return False
     left = dict(enumerate(lists, MARK))
+    for item, field, marked in _lists_in(record):
+        if isinstance(marked, list) and len(marked) == 1 and marked[0] in left:
+            item[field] = left.pop(marked[0])
+    return not left
+
+
+def with_lists_read(record: Any) -> Any:
+    """The same record, in which what `with_lists_unread` left is read after all."""
+    for item, field, value in _lists_in(record):
+        if isinstance(value, Unread):
+            item[field] = orjson.loads(value.written)
+    return record
+
+
+def _lists_in(record: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
     for holder, name in _HOLDERS:
-        held = record.get(holder)
+        held = record.get(holder) if isinstance(record, dict) else None
         items = held.get(name) if isinstance(held, dict) else None
         for item in items if isinstance(items, list) else ():
             for field in REQUIRED_TOKEN_FIELDS if isinstance(item, dict) else ():
-                marked = item.get(field)
-                if isinstance(marked, list) and len(marked) == 1 and marked[0] in left:
-                    item[field] = left.pop(marked[0])
-    return not left
+                yield item, field, item.get(field)
 
 
 def carries_token_ids(fields: Mapping[str, Any]) -> bool:
