@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 PACE_KEYS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 
 _SHARE = Struct("<d")
+_HOSTS = Struct("<q")
+_HOSTS_AT = _SHARE.size
 _RECORD = Struct("<16s3dq")
 _MEMBER = Struct("<III")
 _KEY_BYTES = 16
@@ -46,6 +48,24 @@ def share_pace(config_file: Path, share: float) -> None:
     """Let the servers that were handed this config keep to a part of their limits, from 0 (they wait) to 1."""
     with _mapped(beside(config_file)) as (memory, _):
         _SHARE.pack_into(memory, 0, 1.0 - share)  # a new file is full of zeros, and so leaves everything to its servers
+
+
+def share_caps(config_file: Path, hosts: int) -> None:
+    """Tell the servers that were handed this config how many host processes they divide their caps among."""
+    with _mapped(beside(config_file)) as (memory, _):
+        _HOSTS.pack_into(memory, _HOSTS_AT, hosts)
+
+
+def hosts_told(config_file: Path | None) -> int:
+    """How many host processes the launcher says that there are; 0 where it says nothing."""
+    if config_file is None:
+        return 0
+    try:
+        with beside(config_file).open("rb", buffering=0) as file:
+            file.seek(_HOSTS_AT)
+            return int.from_bytes(file.read(_HOSTS.size), "little")
+    except OSError:
+        return 0
 
 
 @contextmanager

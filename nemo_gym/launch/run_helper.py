@@ -44,7 +44,7 @@ from nemo_gym.launch.plan import (
     warn_if_open_to_others,
 )
 from nemo_gym.launch.process import open_log_folder
-from nemo_gym.launch.server_processes import Alone, Host, RunContext
+from nemo_gym.launch.server_processes import Alone, Host, HostCount, RunContext
 from nemo_gym.launch.warden import Warden
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
@@ -219,7 +219,8 @@ class RunHelper:
         log_folder = open_log_folder(settings.nemo_gym_log_dir)
         if log_folder is not None:
             logger.info("the output of the servers goes to %s", log_folder)
-        context = RunContext(config, self._config_file, settings, warden, log_folder)
+        hosts = HostCount() if settings.dry_run else HostCount.of(settings.num_replicas)
+        context = RunContext(config, self._config_file, settings, warden, log_folder, hosts)
         self._fleet = Fleet(context, lambda server: Alone(server, pythons.python_for(server), context))
         self._start_processes(planned, context, pythons)
         if settings.dry_run:
@@ -233,8 +234,7 @@ class RunHelper:
     def _start_processes(self, planned: Sequence[PlannedServer], context: RunContext, pythons: Pythons) -> None:
         assert self._fleet is not None
         hosted = [server for server in planned if server.isolation == "hosted"]
-        replicas = 1 if self._settings.dry_run else self._settings.num_replicas
-        for replica in range(replicas if hosted else 0):
+        for replica in range(context.hosts.first if hosted else 0):
             name = f"host {replica}" if replica else "host"
             self._fleet.start(Host(name, hosted, replica, context))
         for server in planned:

@@ -3,6 +3,7 @@
 Any launcher can start it: the config and the instance's name arrive in environment variables.
 """
 
+import asyncio
 import importlib
 import os
 import signal
@@ -21,13 +22,14 @@ from fastapi import FastAPI
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.http.pace_books import hosts_told
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
     VERBOSE_KEY_NAME,
 )
 from nemo_gym.log import setup_logging
-from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers
+from nemo_gym.process_inputs import config_file, launcher_pid, num_replicas, num_workers
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import one_server_class
@@ -173,8 +175,25 @@ def per_process_cap(cap: int | None) -> int | None:
 
 
 def num_serving_processes() -> int:
-    """How many processes serve this server: its workers, in every replica."""
-    return num_replicas() * num_workers()
+    """How many processes serve this server now: its workers, in every replica."""
+    return max(num_replicas(), hosts_told(config_file())) * num_workers()
+
+
+class SharedSlots(asyncio.Semaphore):
+    """A cap on the whole server, of which this process lets in its part, also when there come to be more processes."""
+
+    def __init__(self, cap: int) -> None:
+        """`cap` is what all processes together may have under way."""
+        self._cap = cap
+        self._part = per_process_cap(cap) or 1
+        super().__init__(self._part)
+
+    def release(self) -> None:
+        """Let the next one in, unless this process has more than its part by now."""
+        if self._part > (per_process_cap(self._cap) or 1):
+            self._part -= 1
+        else:
+            super().release()
 
 
 def end_with_parent(parent_pid: int | None = None) -> None:

@@ -24,7 +24,7 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.config_types import ConfigError
 from nemo_gym.sandbox import IsolatedPool, SandboxUnavailableError, Work
-from nemo_gym.server_utils import per_process_cap, while_serving
+from nemo_gym.server_utils import SharedSlots, per_process_cap, while_serving
 from resources_servers.code_gen.grading import UnitTests, Verdict, run_tests
 from resources_servers.code_gen.submission import breaks_reasoning_format, extract_code
 
@@ -93,10 +93,12 @@ class CodeGenVerifyResponse(CodeGenVerifyRequest, BaseVerifyResponse):
 class CodeGenResourcesServer(SimpleResourcesServer):
     """Runs what the model wrote."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: CodeGenResourcesServerConfig
     _programs: IsolatedPool = PrivateAttr()
+    _slots: SharedSlots = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Make sure that programs can be isolated before anything is served.
@@ -111,6 +113,7 @@ class CodeGenResourcesServer(SimpleResourcesServer):
             require_isolation=not self.config.allow_unsandboxed,
             size_everywhere=self.config.num_processes,
         )
+        self._slots = SharedSlots(self.config.num_processes)
         try:
             first = self._programs.start()
         except SandboxUnavailableError as error:
@@ -154,7 +157,8 @@ class CodeGenResourcesServer(SimpleResourcesServer):
             timeout_s=self.config.unit_test_timeout_secs,
             memory_mb=self.config.memory_limit_mb,
         )
-        verdict = await self._programs.run(job)
+        async with self._slots:
+            verdict = await self._programs.run(job)
         if self.config.debug:
             logger.info("%s: %s in %.2f s: %s", self.config.name, verdict.results, verdict.seconds, verdict.metadata)
         return verdict

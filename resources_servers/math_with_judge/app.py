@@ -23,7 +23,7 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.config_types import ModelServerRef
 from nemo_gym.judge import JudgeEvaluation, ask_about, last_user_text
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import per_process_cap, while_serving
+from nemo_gym.server_utils import SharedSlots, per_process_cap, while_serving
 from resources_servers.math_with_judge.judging import EQUAL, NOT_EQUAL, judge_request
 from resources_servers.math_with_judge.library_pool import LibraryPool
 
@@ -86,16 +86,19 @@ class LibraryJudgeMathVerifyResponse(LibraryJudgeMathVerifyRequest, BaseVerifyRe
 class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
     """math-verify first, then the judge."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: LibraryJudgeMathResourcesServerConfig
     _library: LibraryPool = PrivateAttr()
+    _slots: SharedSlots = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Prepare the pool; its processes start when they are needed."""
         super().model_post_init(context)
         processes = min(self.config.library_verifier_max_concurrency, max(2, os.cpu_count() or 1))
         self._library = LibraryPool(per_process_cap(processes) or 1, self.config.library_verifier_timeout_seconds)
+        self._slots = SharedSlots(processes)
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the pool ends with the app."""
@@ -104,7 +107,8 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
     async def verify(self, body: LibraryJudgeMathVerifyRequest) -> LibraryJudgeMathVerifyResponse:
         """Right when math-verify says so, else when the judge does, both ways round."""
         text = body.response.output_text
-        library = await self._library.grade(without_delimiters(body.expected_answer), text)
+        async with self._slots:
+            library = await self._library.grade(without_delimiters(body.expected_answer), text)
         evaluations = None
         if self.config.should_use_judge and library.reward <= 0.5 and text.strip():
             evaluations = await self._judge(body, library.extracted_answer or text)

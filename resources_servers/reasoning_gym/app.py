@@ -22,7 +22,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.sandbox import IsolatedPool, IsolatedProcess, Limits, Outcome, Work
-from nemo_gym.server_utils import per_process_cap, while_serving
+from nemo_gym.server_utils import SharedSlots, per_process_cap, while_serving
 from resources_servers.reasoning_gym.answers import extract_answer
 
 _WORK = Work("resources_servers.reasoning_gym.scoring", roots=(Path(__file__).absolute().parents[2], PARENT_DIR))
@@ -77,16 +77,19 @@ class ReasoningGymVerifyResponse(ReasoningGymVerifyRequest, BaseVerifyResponse):
 class ReasoningGymResourcesServer(SimpleResourcesServer):
     """Finds the answer in the text and has the library score it."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: ReasoningGymResourcesServerConfig
     _scorers: IsolatedPool = PrivateAttr()
+    _slots: SharedSlots = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Prepare the scoring processes; they start when they are needed."""
         super().model_post_init(context)
         processes = per_process_cap(self.config.scoring_processes) or 1
         self._scorers = IsolatedPool(_WORK, processes, require_isolation=False)
+        self._slots = SharedSlots(self.config.scoring_processes)
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes; the scoring processes end with the app."""
@@ -112,7 +115,9 @@ class ReasoningGymResourcesServer(SimpleResourcesServer):
         payload = {"task": task, "entry": entry, "given": given}
         cpu_s = self.config.scoring_cpu_limit_s
         limits = Limits(wall_s=cpu_s * _WAITING_FACTOR, cpu_s=cpu_s)
-        outcome: Outcome = await self._scorers.run(partial(IsolatedProcess.call, payload=payload, limits=limits))
+        job = partial(IsolatedProcess.call, payload=payload, limits=limits)
+        async with self._slots:
+            outcome: Outcome = await self._scorers.run(job)
         if outcome.end != "done" or outcome.value is None:
             return 0.0, f"the scorer was {_how(outcome)}"
         if "problem" in outcome.value:
