@@ -17,6 +17,7 @@ from starlette.middleware import Middleware
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
 from nemo_gym.judge import judge_failsafe
+from nemo_gym.keys import REPLICABLE_PATH
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
@@ -98,6 +99,7 @@ RESERVED_TOOL_NAMES = frozenset(
         "end_session",
         "mcp",
         "ng_check_rows",
+        "ng_replicable",
         "reverify_mode",
         "reverify_reason",
         "seed_session",
@@ -180,6 +182,7 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         app.post("/end_session")(self._end_session_route)
         app.get("/reverify_mode")(self.get_reverify_mode)
         app.get("/reverify_reason", include_in_schema=False)(self._reverify_reason_route)
+        app.get(REPLICABLE_PATH, include_in_schema=False)(self._replicable_route)
         app.post(ROW_CHECK_PATH, include_in_schema=False)(self._check_rows_route)
         return app
 
@@ -254,6 +257,9 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
     @never_waits
     async def _reverify_reason_route(self) -> str:
         return self.REVERIFY_REASON
+
+    async def _replicable_route(self) -> bool:
+        return self.is_replicable()
 
     def normalize_tool_name(self, name: str) -> str:
         """A tool's own name, of what a harness calls it on this server."""

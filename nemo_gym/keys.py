@@ -129,6 +129,8 @@ MODEL_ENDPOINTS_PATH = "/model_endpoints"
 MODEL_PATHS = {"/v1/responses": "responses", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
 """The paths by which models answer, and the dialect of each."""
 SERVER_STATES_PATH = "/server_states"
+REPLICABLE_PATH = "/ng_replicable"
+"""An environment says here whether it may run in several processes."""
 
 # Keys of rows and results
 OWN_KEY_PREFIX = "_ng_"

@@ -8,6 +8,7 @@ variables is listed here, each in a function that reads it when it is asked.
 import os
 import sys
 from pathlib import Path
+from struct import Struct
 
 from nemo_gym.keys import (
     MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME,
@@ -19,6 +20,9 @@ from nemo_gym.keys import (
     NEMO_GYM_RUN_ID_ENV_VAR_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
 )
+
+HOSTS, HOSTS_AT = Struct("<q"), 8
+"""How many host processes there are, and where in their common book that is written."""
 
 
 def command_line() -> list[str]:
@@ -53,14 +57,30 @@ def num_workers() -> int:
 
 
 def num_replicas() -> int:
-    """How many replicas of this process's servers there are."""
-    return int(os.environ.get(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME) or 1)
+    """How many replicas of this process's servers there are now: a launcher may add some."""
+    return max(int(os.environ.get(NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME) or 1), _hosts_told(config_file()))
+
+
+def _hosts_told(config: Path | None) -> int:
+    if config is None:
+        return 0
+    try:
+        with common_book(config).open("rb", buffering=0) as file:
+            file.seek(HOSTS_AT)
+            return int.from_bytes(file.read(HOSTS.size), "little")
+    except OSError:
+        return 0
 
 
 def config_file() -> Path | None:
     """The file by which a launcher handed the config to this process, if it did."""
     name = os.environ.get(NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME)
     return Path(name) if name else None
+
+
+def common_book(config: Path) -> Path:
+    """The file in which the processes that were handed this config keep what they have in common."""
+    return config.with_suffix(".pace")
 
 
 def run_id() -> str | None:

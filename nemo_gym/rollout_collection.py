@@ -52,7 +52,7 @@ from nemo_gym.collect.metrics import (
 from nemo_gym.collect.planning import RunPlan, in_parts, plan_of
 from nemo_gym.collect.progress import Progress
 from nemo_gym.collect.row_check import refuse_unfit_rows, shapes_of
-from nemo_gym.collect.run_servers import announce_head, facts_about, replicas_of, require_agents
+from nemo_gym.collect.run_servers import announce_head, facts_about, follow_replicas, require_agents
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.collect.stopping import health_probe
 from nemo_gym.collect.summary import RunSummary, count_given_up, find_settled, is_settled, summary_of
@@ -344,8 +344,7 @@ class RolloutCollectionHelper(BaseModel):
     def setup_server_client(self, head_server_config: BaseServerConfig | None = None) -> ServerClient:
         """A client for the servers of the run whose head server is given, else of the configured one."""
         client = setup_server_client(head_server_config)
-        for name, addresses in replicas_of(client).items():
-            client.set_replicas(name, addresses)
+        follow_replicas(client)
         return client
 
     def _following(self, dispatch: Dispatch, progress: Progress) -> AbstractContextManager[object]:

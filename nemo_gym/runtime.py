@@ -1,4 +1,6 @@
-"""What a program asks of the process it runs in: an event loop, enough open files, and signals that end it in order."""
+"""What a program asks of the process it runs in: an event loop, processors, enough open files, and signals that end it
+in order.
+"""
 
 import asyncio
 import contextlib
@@ -9,6 +11,7 @@ import resource
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +47,29 @@ def collect_garbage_less_often() -> None:
     """
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS, 10, 10)
+
+
+def usable_cores(system: Path = Path("/")) -> int:
+    """How many processors this process may use: those it may run on, and no more than its container is given."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, int(_quota(system) or cores)))
+
+
+def _quota(system: Path) -> float | None:
+    """The processors' worth of time that the control group of this process may take, if that is limited."""
+    groups = system / "sys/fs/cgroup"
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        own = (system / "proc/self/cgroup").read_text().rpartition("::")[2].strip().strip("/")
+        for file in (groups / own / "cpu.max", groups / "cpu.max"):
+            if file.is_file():
+                most, period = file.read_text().split()
+                return None if most == "max" else int(most) / int(period)
+        most_us, period_us = ((groups / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(most_us) / int(period_us) if int(most_us) > 0 else None
+    return None
 
 
 def connections_that_fit() -> int | None:

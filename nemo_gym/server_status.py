@@ -98,7 +98,14 @@ class StatusCommand:
             table.add_row(name, server.url, str(server.pid), server.isolation, uptime, server.status)
         print_table(table)
         healthy = sum(server.status == "success" for server in servers)
-        print_line(f"{len(servers)} servers found ({healthy} healthy, {len(servers) - healthy} unhealthy)")
+        hosts = f" in {_hosts(servers)}" if any(server.most_replicas for server in servers) else ""
+        print_line(f"{len(servers)} servers found ({healthy} healthy, {len(servers) - healthy} unhealthy){hosts}")
+
+
+def _hosts(servers: Sequence[ServerInstanceDisplayConfig]) -> str:
+    count = len({server.pid for server in servers if server.isolation == "hosted"})
+    most = max(server.most_replicas or 0 for server in servers)
+    return f"{count} host process{'' if count == 1 else 'es'}, at most {most}"
 
 
 def format_uptime(seconds: float) -> str:

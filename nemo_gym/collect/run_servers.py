@@ -65,14 +65,22 @@ def announce_servers(client: ServerClient, owed_by_agent: Mapping[str, int]) -> 
 
 
 def replicas_of(client: ServerClient) -> dict[str, list[Address]]:
-    """The addresses of every agent and model server that runs more than once."""
+    """The addresses of every agent and model server that runs more than once, or may come to."""
     addresses: dict[str, list[Address]] = {}
+    growing: set[str] = set()
     instances = _ask(client, "/server_instances")
     for instance in instances if isinstance(instances, list) else ():
         if instance.get("server_type") in (AGENTS_TYPE, MODELS_TYPE) and instance.get("host") and instance.get("port"):
             name = instance.get("process_name")
             addresses.setdefault(name, []).append(Address(instance["host"], instance["port"]))
-    return {name: found for name, found in addresses.items() if len(found) > 1}
+            growing |= {name} if instance.get("most_replicas") else set()
+    return {name: found for name, found in addresses.items() if len(found) > 1 or name in growing}
+
+
+def follow_replicas(client: ServerClient) -> None:
+    """Spread rollouts over all hosts that the run has now."""
+    for name, addresses in replicas_of(client).items():
+        client.set_replicas(name, addresses)
 
 
 def require_agents(client: ServerClient, agents: Iterable[str]) -> None:

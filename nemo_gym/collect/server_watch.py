@@ -7,6 +7,9 @@ for servers asks each of them every other second how it is. Refused connections 
 silence against `max_silence_s`, both only while the launcher is not starting that server; an endpoint that has
 never answered against `model_endpoint_readiness_timeout_seconds`. A rollout that succeeds sets all these clocks
 back, and an agent that has just finished one is not called silent, however long its answer to the question takes.
+
+The head server is among those that are asked, and says whether the list of servers has changed: so it is here that a
+running collector learns of hosts that were added, or started again at another address.
 """
 
 import asyncio
@@ -33,6 +36,7 @@ from nemo_gym.collect.run_servers import (
     RetryLedger,
     Trouble,
     endpoints_in,
+    follow_replicas,
     look_at,
     processes_in,
     starting_in,
@@ -117,6 +121,7 @@ class ServerWatch:
         self._succeeded_s = -math.inf
         self._finished_s: dict[str, float] = {}
         self._ends_at_s: float | None = None
+        self._edition: int | None = None
 
     def sign_of_life(self, agent: str) -> None:
         """A rollout of `agent` succeeded: whatever was silent before, the run gets on."""
@@ -181,6 +186,10 @@ class ServerWatch:
         loop = asyncio.get_running_loop()
         names = [HEAD_SERVER_KEY_NAME, *servers]
         head, *looks = await asyncio.gather(*(loop.run_in_executor(pool, self._look_at, name) for name in names))
+        edition = _edition_in(head.content)
+        if edition is not None and edition != self._edition:
+            self._edition = edition
+            await loop.run_in_executor(pool, follow_replicas, self._client)
         now_s = time.monotonic()
         starting = starting_in(head.content)
         self._note(HEAD_SERVER_KEY_NAME, head.condition, now_s, is_starting=False)
@@ -384,3 +393,9 @@ class ServerWatch:
 def _model_servers(config: DictConfig) -> set[str]:
     tree: Any = OmegaConf.to_container(config, resolve=False)
     return {name for name in server_names(config) if MODELS_TYPE in tree[name]}
+
+
+def _edition_in(states: Any) -> int | None:
+    """How often the list of running servers has changed, from what the head server answered, if it says so."""
+    edition = states.get("edition") if isinstance(states, Mapping) else None
+    return edition if isinstance(edition, int) else None

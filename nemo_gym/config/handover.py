@@ -30,6 +30,7 @@ from nemo_gym.keys import (
     NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME,
     NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
 )
+from nemo_gym.process_inputs import common_book
 from nemo_gym.sandbox.reaper import book_beside, reap_in_background
 
 INLINE_LIMIT_BYTES = 64 * 1024
@@ -51,18 +52,13 @@ def write_config_file(config: DictConfig) -> Path:
     return path
 
 
-def beside(config_file: Path) -> Path:
-    """A file in which the processes that were handed this config can keep what they have in common; it goes with it."""
-    return config_file.with_suffix(".pace")
-
-
 def remove_config_file(path: Path) -> None:
     """Remove what `write_config_file` wrote, in the process that did: a fork inherits its exit handlers too."""
     descriptor, owner = _HELD.get(path, (-1, os.getpid()))
     if owner != os.getpid():
         return
     path.unlink(missing_ok=True)
-    beside(path).unlink(missing_ok=True)
+    common_book(path).unlink(missing_ok=True)
     if _HELD.pop(path, None) is not None:
         os.close(descriptor)
 
@@ -85,7 +81,7 @@ def _remove_if_abandoned(path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(found, path.lstat()):
             path.unlink()
-            beside(path).unlink(missing_ok=True)
+            common_book(path).unlink(missing_ok=True)
             reap_in_background(book_beside(str(path)))
     finally:
         os.close(descriptor)

@@ -137,8 +137,14 @@ class ServerClient(BaseModel):
         return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
 
     def set_replicas(self, server_name: str, addresses: Iterable[tuple[str, int]]) -> None:
-        """Spread `/run` of a server over these addresses; none of them means the configured one again."""
-        self._addresses.replicas[server_name] = [Replica(Address(host, port)) for host, port in addresses]
+        """Spread `/run` of a server over these addresses; none of them means the configured one again.
+
+        It may be called while calls are under way: what is known of addresses that stay is kept.
+        """
+        replicas = self._addresses.replicas.setdefault(server_name, [])
+        known = {replica.address: replica for replica in replicas}
+        wanted = (Address(host, port) for host, port in addresses)
+        replicas[:] = [known.get(address) or Replica(address) for address in wanted]
 
     @cached_property
     def auth_token(self) -> str | None:

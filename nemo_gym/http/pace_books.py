@@ -24,9 +24,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
-from nemo_gym.config.handover import beside
 from nemo_gym.keys import MODELS_TYPE
 from nemo_gym.paths import open_own
+from nemo_gym.process_inputs import HOSTS, HOSTS_AT, common_book
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,14 @@ _FILE_BYTES = _HEAD_BYTES + _MOST_SERVERS * _RECORD_BYTES
 
 def share_pace(config_file: Path, share: float) -> None:
     """Let the servers that were handed this config keep to a part of their limits, from 0 (they wait) to 1."""
-    with _mapped(beside(config_file)) as (memory, _):
+    with _mapped(common_book(config_file)) as (memory, _):
         _SHARE.pack_into(memory, 0, 1.0 - share)  # a new file is full of zeros, and so leaves everything to its servers
+
+
+def share_caps(config_file: Path, hosts: int) -> None:
+    """Tell the servers that were handed this config how many host processes they divide their caps among."""
+    with _mapped(common_book(config_file)) as (memory, _):
+        HOSTS.pack_into(memory, HOSTS_AT, hosts)
 
 
 @contextmanager
@@ -96,7 +102,9 @@ class Books:
         self._at, self._row = _HEAD_BYTES, 0
         if config_file is not None and config_file.exists():
             try:
-                self.is_shared = self._open_shared(beside(config_file), blake2b(server.encode()).digest()[:_KEY_BYTES])
+                self.is_shared = self._open_shared(
+                    common_book(config_file), blake2b(server.encode()).digest()[:_KEY_BYTES]
+                )
             except OSError as error:
                 logger.warning("%s: each process keeps a part of the pace for itself (%s)", server, error)
         if not self.is_shared:

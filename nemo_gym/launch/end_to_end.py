@@ -36,6 +36,7 @@ from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
     HEAD_SERVER_KEY_NAME,
     MODELS_TYPE,
+    NUM_REPLICAS_KEY_NAME,
     RESOURCES_TYPE,
 )
 from nemo_gym.launch.offline_metrics import OfflineAgents
@@ -205,6 +206,8 @@ def reverify_with_servers(
     """
     check_sources(config)
     environment_of = _keep_only_environments(global_config)
+    if not isinstance(global_config.get(NUM_REPLICAS_KEY_NAME), int):
+        global_config[NUM_REPLICAS_KEY_NAME] = 1  # environments are asked directly, at the address they have
     with _started(global_config, quiet=config.json_format) as session:
         helper = RolloutReverificationHelper(environment_of=environment_of)
         return runtime.run(session.do(helper.reverify(config, command)))

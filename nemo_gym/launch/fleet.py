@@ -1,7 +1,11 @@
-"""All processes of a run, watched together: which servers are ready, which ended, which are started again.
+"""All processes of a run, watched together: which servers are ready, which ended, which are started again or added.
 
 `step` does whatever is due and never blocks for long, so that starting, polling and running on are the
 same loop: many processes are waited for at once, and one that ends is noticed whatever the others do.
+
+Hosts are added (`num_replicas: auto`) when each of those that run says that it has had all it can do for two seconds,
+and nothing speaks against it: whatever is in a host, and every environment of the run, must declare that it keeps
+nothing beyond a rollout. So a run begins with one process, and comes to use as many cores as it has work for.
 """
 
 import contextlib
@@ -13,6 +17,8 @@ from queue import Empty
 
 from nemo_gym.errors import GymError, ServerBlockError, ServerCrashedError, ServerStartError
 from nemo_gym.http.addresses import base_url
+from nemo_gym.http.pace_books import share_caps
+from nemo_gym.keys import RESOURCES_TYPE
 from nemo_gym.launch.plan import PlannedServer
 from nemo_gym.launch.process import (
     ChildProcess,
@@ -24,7 +30,7 @@ from nemo_gym.launch.process import (
     with_output,
 )
 from nemo_gym.launch.requirements import canonical, with_compat
-from nemo_gym.launch.server_processes import Alone, Event, Host, RunContext, Unit
+from nemo_gym.launch.server_processes import Alone, Event, Host, RunContext, Spawner, Unit
 from nemo_gym.retry import Backoff
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
 
@@ -50,6 +56,71 @@ class RestartBudget:
         return Backoff(self.first_pause_s, self.max_pause_s).after(len(self._restarts_s))
 
 
+class Growth:
+    """Decides when hosts are added to those that run, and has them started."""
+
+    def __init__(self, fleet: "Fleet", context: RunContext) -> None:
+        self._fleet = fleet
+        self._context = context
+        self._most = context.hosts.most
+        self._spawner: Spawner | None = None
+        self._has_told = False
+
+    def step(self) -> None:
+        """Add hosts if all that run are busy, half as many again; the first time only the process that forks them."""
+        hosts = self._fleet.hosts
+        if len(hosts) >= self._most or not all(host.is_ready and host.is_busy for host in hosts):
+            return
+        if undeclared := self._undeclared():
+            self.stop(
+                "{}, which {} `replicable = True`".format(
+                    ", ".join(map(repr, undeclared)), "does not declare" if len(undeclared) == 1 else "do not declare"
+                )
+            )
+        elif self._can_start(hosts[0]):
+            added = min(self._most - len(hosts), max(1, len(hosts) // 2))
+            share_caps(self._context.config_file, len(hosts) + added)
+            for replica in range(len(hosts), len(hosts) + added):
+                host = Host(f"host {replica}", list(hosts[0].servers.values()), replica, self._context)
+                host.is_spare, host.spawner = True, self._spawner
+                self._fleet.start(host)
+
+    def stop(self, reason: str) -> None:
+        """Add no more."""
+        self._most = 0
+        count = len(self._fleet.hosts)
+        logger.info("the run stays with %d host process%s: %s", count, "" if count == 1 else "es", reason)
+
+    def close(self) -> None:
+        """End the process that forks hosts."""
+        if self._spawner is not None:
+            self._spawner.close()
+
+    def _undeclared(self) -> list[str]:
+        return [
+            name
+            for unit in self._fleet.units
+            for name, server in unit.servers.items()
+            if (isinstance(unit, Host) or server.server_type == RESOURCES_TYPE)
+            and not (name in unit.ready and unit.ready[name].is_replicable)
+        ]
+
+    def _can_start(self, like: Host) -> bool:
+        """Whether hosts can be started now: forked, as soon as the process for that is there, else each anew."""
+        if not Spawner.is_possible():
+            return True
+        if self._spawner is None:
+            self._spawner = Spawner(like, self._context)
+            return False
+        if self._spawner.is_usable:
+            return True
+        if self._spawner.refusal is not None and not self._has_told:
+            self._has_told = True
+            logger.info("hosts are started anew rather than forked: %s", self._spawner.refusal)
+        is_late = time.monotonic() - self._spawner.started_s > self._context.settings.server_start_timeout_s
+        return self._has_told or is_late
+
+
 class Fleet:
     """The processes of one run."""
 
@@ -65,6 +136,12 @@ class Fleet:
         self._restarts_crashed = False
         self._budgets: dict[Unit, RestartBudget] = {}
         self._due_s: dict[Unit, float] = {}
+        self._growth: Growth | None = None
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The processes that have several servers each."""
+        return [unit for unit in self.units if isinstance(unit, Host)]
 
     @property
     def is_ready(self) -> bool:
@@ -84,8 +161,10 @@ class Fleet:
         unit.start()
 
     def keep_running(self) -> None:
-        """From now on a crashed process is started again, if the settings say so."""
+        """From now on a crashed process is started again, and hosts are added, if the settings say so."""
         self._restarts_crashed = self._settings.restart_crashed_servers
+        if self._context.hosts.may_grow and self.hosts:
+            self._growth = Growth(self, self._context)
 
     def step(self, wait_s: float = 0.0) -> None:
         """Do whatever is due; wait that long for news if there is none.
@@ -106,9 +185,12 @@ class Fleet:
             self._take_events(0.0)  # building an environment for one of them may have taken minutes
         self._check_deadlines()
         self._start_again_what_is_due()
+        if self._growth is not None:
+            self._growth.step()
 
     def instances(self) -> list[ServerInstanceDisplayConfig]:
         """Every server that is ready, in the order of the processes."""
+        most = self._context.hosts.most if self._context.hosts.may_grow else None
         return [
             ServerInstanceDisplayConfig(
                 config_path=name,
@@ -125,6 +207,7 @@ class Fleet:
                 url=base_url(ready.address),
                 isolation="hosted" if isinstance(unit, Host) else server.alone,
                 replica=unit.replica,
+                most_replicas=most if isinstance(unit, Host) else None,
             )
             for unit in self.units
             for name, server in unit.servers.items()
@@ -145,6 +228,8 @@ class Fleet:
         finally:
             for unit in self.units:
                 unit.close()
+            if self._growth is not None:
+                self._growth.close()
         if grace_s:
             for unit in self.units:
                 if unit.child in killed:
@@ -166,7 +251,12 @@ class Fleet:
             return
         server = unit.servers.get(event.server)
         unit.take(event)
+        if event.kind == "busy":
+            return
         self.version += 1
+        if isinstance(unit, Host) and unit.is_spare:
+            self._take_of_spare(unit, event)
+            return
         if server is None or event.kind == "ready":
             return
         if event.kind == "declined":
@@ -176,6 +266,25 @@ class Fleet:
         else:
             problem = f"Server `{server.name}` cannot be started: {event.details.get('reason')}"
             self._fail(ServerStartError(self._with_output(problem, unit, server)))
+
+    def _take_of_spare(self, unit: Host, event: Event) -> None:
+        """Of a host that is being added: with it the run has one more, without it it goes on."""
+        if event.kind != "ready":
+            self._do_without(unit, f"{unit.name} does not have `{event.server}`: {event.details.get('reason')}")
+        elif unit.is_ready:
+            unit.is_spare = False
+            logger.info("all hosts were busy, so there is one more: %d now, at most %d", *self._host_counts())
+
+    def _host_counts(self) -> tuple[int, int]:
+        return sum(host.is_ready for host in self.hosts), self._context.hosts.most
+
+    def _do_without(self, unit: Host, reason: str) -> None:
+        if unit.child is not None:
+            unit.child.kill()
+        self._drop(unit)
+        logger.warning("%s", reason)
+        if self._growth is not None:
+            self._growth.stop("one more could not be started")
 
     def _move_out(self, server: PlannedServer, reason: str) -> None:
         """Give a server a process of its own; every replica of the host declines, one process is enough."""
@@ -188,6 +297,9 @@ class Fleet:
         if not unit.servers:
             logger.debug("process %r has nothing to serve and has ended", unit.name)
             self._drop(unit)
+            return
+        if isinstance(unit, Host) and unit.is_spare:
+            self._do_without(unit, self._end_report(unit, code))
             return
         if code != 0 and not unit.is_ready and isinstance(unit, Alone) and self._moved_to_expected_packages(unit):
             return
@@ -256,6 +368,9 @@ class Fleet:
                 + "".join(f"; nothing answers at http://{server.host}:{server.port}" for server in late)
                 + "; if it needs longer, raise +server_start_timeout_s"
             )
+            if isinstance(unit, Host) and unit.is_spare:
+                self._do_without(unit, problem)
+                continue
             if unit.child is not None:
                 unit.child.kill()
             if self._settings.dry_run:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import NEMO_GYM_LOG_DIR_KEY_NAME, SERVER_TYPES
@@ -151,23 +151,29 @@ class CommandLine:
     keep_descriptors: tuple[int, ...] = ()
 
 
+class Running(Protocol):
+    """A process that leads a group of its own and was started already, in the words of `subprocess.Popen`."""
+
+    pid: int
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, or `subprocess.TimeoutExpired`."""
+
+
 class ChildProcess:
     """A process in a group of its own; every line it writes to stdout or stderr goes to `take_line`."""
 
-    def __init__(self, command: CommandLine, take_line: Callable[[bytes], None], warden: Warden | None = None) -> None:
+    def __init__(
+        self, command: CommandLine | Running, take_line: Callable[[bytes], None], warden: Warden | None = None
+    ) -> None:
         self._warden = warden
         self._ended = threading.Lock()
         self._is_cleaned_up = False
-        self._process = subprocess.Popen(
-            command.arguments,
-            cwd=command.folder,
-            env=command.environment,
-            pass_fds=command.keep_descriptors,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._process: Running = _start(command) if isinstance(command, CommandLine) else command
         if warden is not None:
             warden.watch(self.pid)
         assert self._process.stdout is not None
@@ -220,6 +226,19 @@ class ChildProcess:
             if self._warden is not None:
                 self._warden.forget(self.pid)
             self._reader.join(_DRAIN_TIMEOUT_S)
+
+
+def _start(command: CommandLine) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command.arguments,
+        cwd=command.folder,
+        env=command.environment,
+        pass_fds=command.keep_descriptors,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def stop_all(children: Iterable[ChildProcess], grace_s: float) -> list[ChildProcess]:

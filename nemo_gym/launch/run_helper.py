@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from nemo_gym.config.handover import beside, remove_config_file, write_config_file
+from nemo_gym.config.handover import remove_config_file, write_config_file
 from nemo_gym.config.instances import find_instances
 from nemo_gym.config.options import validate_options
 from nemo_gym.config.secrets import make_auth_token
@@ -44,8 +44,9 @@ from nemo_gym.launch.plan import (
     warn_if_open_to_others,
 )
 from nemo_gym.launch.process import open_log_folder
-from nemo_gym.launch.server_processes import Alone, Host, RunContext
+from nemo_gym.launch.server_processes import Alone, Host, HostCount, RunContext
 from nemo_gym.launch.warden import Warden
+from nemo_gym.process_inputs import common_book
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
@@ -214,12 +215,13 @@ class RunHelper:
         pythons.prepare(planned)
         self._config_file = write_config_file(config)
         warden.remove(self._config_file)
-        warden.remove(beside(self._config_file))
+        warden.remove(common_book(self._config_file))
         warden.reap(Path(reaper.book_beside(str(self._config_file))))
         log_folder = open_log_folder(settings.nemo_gym_log_dir)
         if log_folder is not None:
             logger.info("the output of the servers goes to %s", log_folder)
-        context = RunContext(config, self._config_file, settings, warden, log_folder)
+        hosts = HostCount() if settings.dry_run else HostCount.of(settings.num_replicas)
+        context = RunContext(config, self._config_file, settings, warden, log_folder, hosts)
         self._fleet = Fleet(context, lambda server: Alone(server, pythons.python_for(server), context))
         self._start_processes(planned, context, pythons)
         if settings.dry_run:
@@ -233,8 +235,7 @@ class RunHelper:
     def _start_processes(self, planned: Sequence[PlannedServer], context: RunContext, pythons: Pythons) -> None:
         assert self._fleet is not None
         hosted = [server for server in planned if server.isolation == "hosted"]
-        replicas = 1 if self._settings.dry_run else self._settings.num_replicas
-        for replica in range(replicas if hosted else 0):
+        for replica in range(context.hosts.first if hosted else 0):
             name = f"host {replica}" if replica else "host"
             self._fleet.start(Host(name, hosted, replica, context))
         for server in planned:

@@ -3,6 +3,7 @@
 Arguments that belong to the work of a package are there: those about data sets in `data_config`.
 """
 
+import re
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
@@ -193,6 +194,9 @@ class RecordingsConfig(BaseNeMoGymCLIConfig):
     """Print one JSON object instead of text."""
 
 
+_REPLICAS = re.compile(r"(auto:)?[1-9][0-9]{0,3}|auto")
+
+
 class RunConfig(RecordingOptions):
     """Arguments of `ng_run`: how servers are started and watched."""
 
@@ -200,8 +204,9 @@ class RunConfig(RecordingOptions):
 
     dry_run: bool = False
     """Prepare environments and check that every server can be built, then exit; nothing listens."""
-    num_replicas: int = Field(default=1, ge=1)
-    """Identical host processes; the collector spreads rollouts over them."""
+    num_replicas: int | str = "auto"
+    """Identical host processes; the collector spreads rollouts over them. `auto`: one, and more while all are busy, up
+    to the cores if these are more than 2, or as `auto:8` says; only if every environment says `replicable = True`."""
     restart_crashed_servers: bool = False
     """Start a server again when it crashes, at most 5 times in 10 minutes, instead of ending the run."""
     server_start_timeout_s: float = Field(default=300.0, gt=0)
@@ -226,6 +231,15 @@ class RunConfig(RecordingOptions):
     """Give environments built for servers from elsewhere what these may use without listing it (extra `compat`)."""
     python_version: str | None = None
     """Python of servers that get an environment of their own; the running one when unset."""
+
+    @field_validator("num_replicas", mode="before")
+    @classmethod
+    def _check_num_replicas(cls, given: Any) -> int | str:
+        """A number of at least 1, `auto`, or `auto:` and a number."""
+        text = str(given)
+        if not _REPLICAS.fullmatch(text):
+            raise ValueError("a number of at least 1, auto, or auto:<at most>")
+        return text if text.startswith("auto") else int(text)
 
 
 class StatusConfig(BaseNeMoGymCLIConfig):

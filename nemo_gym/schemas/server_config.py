@@ -369,6 +369,8 @@ class ServerInstanceDisplayConfig(BaseModel):
     """`hosted` with others in one process, `process` of its own, or a `venv` of its own."""
     replica: int | None = None
     """Which of the identical hosts it belongs to, from 0."""
+    most_replicas: int | None = None
+    """How many hosts there may come to be, where they are added while the others are busy."""
 
 
 class ExporterConfig(BaseModel):

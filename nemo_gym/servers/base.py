@@ -128,12 +128,21 @@ class SimpleServer(BaseServer):
 
     CANCELLABLE_PATHS: ClassVar[frozenset[str]] = CANCELLABLE_PATHS
     """Paths whose work is cancelled when the caller has gone."""
+    replicable: ClassVar[bool] = False
+    """Whether several processes may each have one of it: what it remembers matters within one rollout alone.
+
+    It holds for the class that says so, not for those derived from it.
+    """
 
     server_client: ServerClient
 
     @abstractmethod
     def setup_webserver(self) -> FastAPI:
         """The app with this server's routes."""
+
+    def is_replicable(self) -> bool:
+        """Whether its class declares that, for servers whose config may say otherwise."""
+        return bool(vars(type(self)).get("replicable"))
 
     def new_app(self) -> FastAPI:
         """An app without routes, with sessions."""

@@ -36,6 +36,7 @@ class HeadServer(BaseServer):
     config: BaseServerConfig  # type: ignore[assignment]
     _server_instances: list[dict[str, Any]] = PrivateAttr(default_factory=list)
     _starting: list[str] = PrivateAttr(default_factory=list)
+    _edition: int = PrivateAttr(0)
 
     @classmethod
     def run_webserver(cls) -> tuple[uvicorn.Server, threading.Thread, "HeadServer"]:
@@ -77,14 +78,18 @@ class HeadServer(BaseServer):
     def set_server_instances(self, instances: list[dict[str, Any]]) -> None:
         """Publish the running servers."""
         self._server_instances = instances
+        self._edition += 1
 
     def set_starting(self, names: Sequence[str]) -> None:
         """Publish which servers are being started, for the first time or again."""
         self._starting = list(names)
 
     async def server_states(self, cpu: bool = False) -> dict[str, Any]:
-        """Which servers are being started; with `cpu` also what the processes of the others do."""
-        states: dict[str, Any] = {"starting": self._starting}
+        """Which servers are being started, and how often the list of the others has changed.
+
+        With `cpu` also what the processes of the others do.
+        """
+        states: dict[str, Any] = {"starting": self._starting, "edition": self._edition}
         if cpu:
             states["processes"] = self._processes()
         return states

@@ -3,6 +3,7 @@
 Any launcher can start it: the config and the instance's name arrive in environment variables.
 """
 
+import asyncio
 import importlib
 import os
 import signal
@@ -173,8 +174,25 @@ def per_process_cap(cap: int | None) -> int | None:
 
 
 def num_serving_processes() -> int:
-    """How many processes serve this server: its workers, in every replica."""
+    """How many processes serve this server now: its workers, in every replica."""
     return num_replicas() * num_workers()
+
+
+class SharedSlots(asyncio.Semaphore):
+    """A cap on the whole server, of which this process lets in its part, also when there come to be more processes."""
+
+    def __init__(self, cap: int) -> None:
+        """`cap` is what all processes together may have under way."""
+        self._cap = cap
+        self._part = per_process_cap(cap) or 1
+        super().__init__(self._part)
+
+    def release(self) -> None:
+        """Let the next one in, unless this process has more than its part by now."""
+        if self._part > (per_process_cap(self._cap) or 1):
+            self._part -= 1
+        else:
+            super().release()
 
 
 def end_with_parent(parent_pid: int | None = None) -> None:

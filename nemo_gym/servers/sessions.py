@@ -38,7 +38,7 @@ SESSION_ID_KEY = "session_id"
 SESSION_RETURNS_KEY = "nemo_gym_session_returns"
 """In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
 MAX_AGE_S = 14 * 24 * 60 * 60
-_REMEMBERED_COOKIES = 16_384
+_REMEMBERED_COOKIES = 4_096
 _ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 _SIGNATURE_BYTES = 24
 _END_SESSION_HEADER_BYTES = END_SESSION_HEADER.encode()

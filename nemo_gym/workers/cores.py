@@ -1,54 +1,40 @@
 """The processors of this machine, and whose turn it is to have one.
 
 Work that keeps a processor busy is done in other processes: mathematics, regular expressions, what models programmed,
-functions of authors. All of it that a server process has done goes through one `Cores`, which lets no more go at a time
-than there are processors, however many environments there are; replicas of the process divide them. What has to wait
-takes turns: one piece of work of each environment, and within an environment one of each session. A thousand slow
-verdicts of one keep another waiting for one of them, not for all.
+functions of authors. All of it that a server process has done goes through one `Cores`, which lets no more go at a
+time than there are processors, however many environments there are; replicas of the process divide them, also those
+that are added while it runs. What has to wait takes turns: one piece of work of each environment, and within an
+environment one of each session. A thousand slow verdicts of one keep another waiting for one of them, not for all.
 
 Waiting is not working: limits of time begin when the work does. Who is cancelled while he waits is forgotten.
 """
 
 import asyncio
 import functools
-import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TypeVar
 
 from nemo_gym.process_inputs import num_replicas, num_workers
+from nemo_gym.runtime import usable_cores
 
 WORKS_FOR: ContextVar[tuple[str, str]] = ContextVar("nemo_gym_works_for", default=("", ""))
 """The server and its session that the running code works for."""
 
 _AT_LEAST = 2
 """Pieces of work at a time, also on one processor: one that gets stuck is not to hold up all."""
-_OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_SHARE_HOLDS_S = 1.0
+"""How long a share of the processors is taken for granted: replicas are added while others run."""
 _Result = TypeVar("_Result")
-
-
-def processors() -> int:
-    """How many this process may use: by its affinity, and by the quota of the control group that it is in."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(count, _quota(count)))
-
-
-def _quota(otherwise: int) -> int:
-    try:
-        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
-        allowed_us, period_us = (_GROUPS / own.lstrip("/") / "cpu.max").read_text().split()
-        return otherwise if allowed_us == "max" else -(-int(allowed_us) // int(period_us))
-    except (OSError, ValueError, StopIteration):  # no such system, or no limit
-        return otherwise
 
 
 def own_share() -> int:
     """How many pieces of work this process may have under way: the replicas and workers of a server divide them."""
-    return max(1, -(-max(_AT_LEAST, processors()) // _processes()))
+    return max(1, -(-max(_AT_LEAST, usable_cores()) // _processes()))
 
 
 def _processes() -> int:
@@ -85,11 +71,12 @@ class _Lane:
 class Cores:
     """Lets so much work go at a time, whoever wants it; it belongs to no event loop."""
 
-    def __init__(self, size: int, processes: int = 1) -> None:
-        """`size` is for this process; `processes` do the same."""
+    def __init__(self, size: int, processes: int = 1, share: Callable[[], int] | None = None) -> None:
+        """`size` is for this process; `processes` do the same; `share` says what `size` has become since."""
         self.size, self.everywhere = size, size * processes
-        """How much work goes at a time in this process, and in all together."""
-        self._free = size
+        """How much work goes at a time in this process, at most, and in all together."""
+        self._share, self._part, self._holds_until_s = share or (lambda: size), size, 0.0
+        self._under_way = 0
         self._lock = threading.Lock()
         self._lanes: dict[tuple[Executor, str], _Lane] = {}
 
@@ -126,7 +113,7 @@ class Cores:
 
     def _over(self, key: tuple[Executor, str]) -> None:
         with self._lock:
-            self._free += 1
+            self._under_way -= 1
             self._lanes[key].under_way -= 1
         self._let_go()
 
@@ -134,8 +121,9 @@ class Cores:
         """Let everybody go whose turn has come."""
         going = []
         with self._lock:
-            while self._free and (turn := self._next()) is not None:
-                self._free -= 1
+            part = self._own_part()
+            while self._under_way < part and (turn := self._next(part)) is not None:
+                self._under_way += 1
                 going.append(turn)
             idle = [key for key, lane in self._lanes.items() if lane.is_empty and not lane.under_way]
             for key in idle:
@@ -143,9 +131,16 @@ class Cores:
         for turn in going:
             turn.set_result(None)
 
-    def _next(self) -> Future[None] | None:
+    def _own_part(self) -> int:
+        now_s = time.monotonic()
+        if now_s >= self._holds_until_s:
+            self._part, self._holds_until_s = min(self.size, self._share()), now_s + _SHARE_HOLDS_S
+        return self._part
+
+    def _next(self, part: int) -> Future[None] | None:
         for key, lane in self._lanes.items():
-            if lane.under_way < lane.most and (turn := lane.pop()) is not None:
+            most = -(-lane.most * part // self.size)  # a cap of a pool shrinks as the share does
+            if lane.under_way < most and (turn := lane.pop()) is not None:
                 lane.under_way += 1
                 self._lanes[key] = self._lanes.pop(key)
                 return turn
@@ -155,4 +150,4 @@ class Cores:
 @functools.cache
 def own_cores() -> Cores:
     """Those of this process."""
-    return Cores(own_share(), _processes())
+    return Cores(own_share(), _processes(), own_share)

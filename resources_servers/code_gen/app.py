@@ -93,6 +93,7 @@ class CodeGenVerifyResponse(CodeGenVerifyRequest, BaseVerifyResponse):
 class CodeGenResourcesServer(SimpleResourcesServer):
     """Runs what the model wrote."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: CodeGenResourcesServerConfig

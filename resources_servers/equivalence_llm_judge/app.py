@@ -1,6 +1,5 @@
 """Free-form answers: a judge model decides whether an answer says the same as the expected one."""
 
-import asyncio
 import logging
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
@@ -22,7 +21,7 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.config_types import ConfigError, ModelServerRef
 from nemo_gym.judge import JudgeEvaluation, ask_about, last_message_text, last_user_text
 from nemo_gym.openai_utils import NeMoGymEasyInputMessage, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import per_process_cap, while_serving
+from nemo_gym.server_utils import SharedSlots, while_serving
 from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher, PatternTimeoutError
 from resources_servers.equivalence_llm_judge.extraction import extracted
 
@@ -120,6 +119,7 @@ class _Case(NamedTuple):
 class LLMJudgeResourcesServer(SimpleResourcesServer):
     """Asks the judge."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: LLMJudgeResourcesServerConfig
@@ -131,8 +131,8 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
         """Read the prompt, so that its mistakes show when the server starts."""
         super().model_post_init(context)
         self._template = _read_template(self.config.judge_prompt_template_fpath)
-        cap = per_process_cap(self.config.judge_endpoint_max_concurrency)
-        self._slots = asyncio.Semaphore(cap) if cap else nullcontext()
+        cap = self.config.judge_endpoint_max_concurrency
+        self._slots = SharedSlots(cap) if cap else nullcontext()
         self._patterns = PatternMatcher(self.config.pattern_timeout_s)
 
     def setup_webserver(self) -> FastAPI:

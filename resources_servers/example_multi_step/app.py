@@ -83,6 +83,7 @@ class ExampleMultiStepVerifyResponse(ExampleMultiStepVerifyRequest, BaseVerifyRe
 class ExampleMultiStepResourcesServer(SimpleResourcesServer):
     """Two tools, and a verdict on the last use of the second."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: ExampleMultiStepResourcesServerConfig

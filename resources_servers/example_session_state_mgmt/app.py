@@ -62,6 +62,7 @@ class StatefulCounterVerifyResponse(StatefulCounterVerifyRequest, BaseVerifyResp
 class StatefulCounterResourcesServer(SimpleResourcesServer):
     """Counts, for every session separately."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.UNSUPPORTED
     REVERIFY_REASON = "it compares the counter of the rollout's own session, which is gone, with what the row expects"
 

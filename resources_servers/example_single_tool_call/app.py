@@ -36,6 +36,7 @@ class GetWeatherResponse(BaseModel):
 class SimpleWeatherResourcesServer(SimpleResourcesServer):
     """It is cold everywhere."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: SimpleWeatherResourcesServerConfig

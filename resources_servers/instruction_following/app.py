@@ -78,6 +78,7 @@ class InstructionFollowingVerifyResponse(InstructionFollowingVerifyRequest, Base
 class InstructionFollowingResourcesServer(SimpleResourcesServer):
     """Checks instruction after instruction."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: InstructionFollowingResourcesServerConfig

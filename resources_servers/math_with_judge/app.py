@@ -85,6 +85,7 @@ class LibraryJudgeMathVerifyResponse(LibraryJudgeMathVerifyRequest, BaseVerifyRe
 class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
     """math-verify first, then the judge."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: LibraryJudgeMathResourcesServerConfig

@@ -77,6 +77,7 @@ class MCQAVerifyResponse(MCQAVerifyRequest, BaseVerifyResponse):
 class MCQAResourcesServer(SimpleResourcesServer):
     """Grades by letter."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: MCQAResourcesServerConfig

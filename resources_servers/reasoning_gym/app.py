@@ -78,6 +78,7 @@ class ReasoningGymVerifyResponse(ReasoningGymVerifyRequest, BaseVerifyResponse):
 class ReasoningGymResourcesServer(SimpleResourcesServer):
     """Finds the answer in the text and has the library score it."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: ReasoningGymResourcesServerConfig
@@ -113,7 +114,8 @@ class ReasoningGymResourcesServer(SimpleResourcesServer):
         payload = {"task": task, "entry": entry, "given": given}
         cpu_s = self.config.scoring_cpu_limit_s
         limits = Limits(wall_s=cpu_s * _WAITING_FACTOR, cpu_s=cpu_s)
-        outcome: Outcome = await self._scorers.run(partial(IsolatedProcess.call, payload=payload, limits=limits))
+        job = partial(IsolatedProcess.call, payload=payload, limits=limits)
+        outcome: Outcome = await self._scorers.run(job)
         if outcome.end != "done" or outcome.value is None:
             return 0.0, f"the scorer was {_how(outcome)}"
         if "problem" in outcome.value:

@@ -64,6 +64,7 @@ class StringMatchVerifyResponse(StringMatchVerifyRequest, BaseVerifyResponse):
 class StringMatchResourcesServer(SimpleResourcesServer):
     """Compares texts."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: StringMatchResourcesServerConfig

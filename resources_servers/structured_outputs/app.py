@@ -67,6 +67,7 @@ class StructuredOutputsVerifyResponse(StructuredOutputsVerifyRequest, BaseVerify
 class StructuredOutputsResourcesServer(SimpleResourcesServer):
     """Checks answers against schemas."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: StructuredOutputsResourcesServerConfig

@@ -69,6 +69,7 @@ class ToolResponse(BaseModel):
 class WorkplaceAssistantResourcesServer(SimpleResourcesServer):
     """Has a company for every session."""
 
+    replicable = True
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: WorkplaceAssistantResourcesServerConfig

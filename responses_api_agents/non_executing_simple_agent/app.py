@@ -17,6 +17,8 @@ class NonExecutingSimpleAgentConfig(SimpleAgentConfig):
 class NonExecutingSimpleAgent(SimpleAgent):
     """Asks the model until it speaks or calls a tool, and leaves it at that."""
 
+    replicable = True
+
     config: NonExecutingSimpleAgentConfig
 
     async def _run_steps(

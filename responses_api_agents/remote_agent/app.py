@@ -49,6 +49,8 @@ class RemoteAgentConfig(BaseResponsesAPIAgentConfig):
 class RemoteAgent(SimpleAgent):
     """Lets somebody else do the work."""
 
+    replicable = True
+
     config: RemoteAgentConfig  # type: ignore[assignment]  # it needs no model of its own
 
     async def responses(  # type: ignore[override]

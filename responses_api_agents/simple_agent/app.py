@@ -96,6 +96,8 @@ class SimpleAgentVerifyResponse(BaseVerifyResponse):
 class SimpleAgent(SimpleResponsesAPIAgent):
     """Calls the model, runs the tools it asks for, and repeats."""
 
+    replicable = True
+
     config: SimpleAgentConfig
 
     async def responses(  # type: ignore[override]

@@ -42,6 +42,8 @@ class AzureClient(NeMoGymAsyncOpenAI):
 class AzureOpenAIModelServer(ChatEndpointModel):
     """Answers through a deployment's Chat Completions API."""
 
+    replicable = True
+
     config: AzureOpenAIModelServerConfig
 
     def new_client(self) -> NeMoGymAsyncOpenAI:

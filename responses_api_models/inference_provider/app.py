@@ -23,6 +23,8 @@ class InferenceProviderModelConfig(ChatEndpointConfig):
 class InferenceProviderModel(ChatEndpointModel):
     """Answers through a host's Chat Completions API."""
 
+    replicable = True
+
     config: InferenceProviderModelConfig
 
     def new_client(self) -> NeMoGymAsyncOpenAI:

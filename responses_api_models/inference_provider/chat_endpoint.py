@@ -4,7 +4,6 @@ Requests of both APIs become chat requests with the fields that were set; the co
 converted to a response. `inference_provider` and `azure_openai_model` differ in how they reach the endpoint.
 """
 
-import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ from nemo_gym.responses_converter import (
     tags_as_fields,
     with_reasoning_in_text,
 )
-from nemo_gym.server_utils import per_process_cap
+from nemo_gym.server_utils import SharedSlots, per_process_cap
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +79,11 @@ class ChatEndpointModel(SimpleResponsesAPIModel):
         super().model_post_init(context)
         self._client = self.paced(self.new_client())
         self._converter = ResponsesConverter(uses_reasoning_parser=self.config.uses_reasoning_parser)
-        cap = per_process_cap(self.config.num_concurrent_requests) if self.pacer is None else None
+        cap = self.config.num_concurrent_requests if self.pacer is None else None
         if cap:
-            logger.info("%s: at most %d requests at a time (num_concurrent_requests)", self.config.name, cap)
-        self._slots = asyncio.Semaphore(cap) if cap else nullcontext()
+            part = per_process_cap(cap)
+            logger.info("%s: at most %d requests at a time (num_concurrent_requests)", self.config.name, part)
+        self._slots = SharedSlots(cap) if cap else nullcontext()
 
     def pace(self) -> Pace:
         """The configured one, which also keeps to the other cap."""

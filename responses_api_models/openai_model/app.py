@@ -51,6 +51,8 @@ class OpenAIModelConfig(PacedModelConfig):
 class OpenAIModel(SimpleResponsesAPIModel):
     """Passes requests on to the endpoint and its answers back."""
 
+    replicable = True
+
     config: OpenAIModelConfig
 
     @cached_property  # found faster than a private attribute

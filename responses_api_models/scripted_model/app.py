@@ -58,6 +58,8 @@ class ScriptedModelConfig(BaseResponsesAPIModelConfig):
 class ScriptedModel(SimpleResponsesAPIModel):
     """Answers by script."""
 
+    replicable = True
+
     config: ScriptedModelConfig
     _script: Script = PrivateAttr()
     _brain: Brain = PrivateAttr()
@@ -69,6 +71,10 @@ class ScriptedModel(SimpleResponsesAPIModel):
         self._script, folder = load_script(self.config.script)
         self._brain = Brain(self._script, folder)
         self._faults = FaultPlan(self._script.faults)
+
+    def is_replicable(self) -> bool:
+        """Unless it counts requests, which one process must do."""
+        return super().is_replicable() and not self._script.faults
 
     def setup_webserver(self) -> FastAPI:
         """The standard routes, and two more that clients of vLLM use."""

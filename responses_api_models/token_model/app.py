@@ -59,6 +59,8 @@ _BESIDE_TOKENS = (PROMPT_DIGEST, "weight_versions", "weight_segments", "weight_v
 class TokenModel(PausableModel):
     """Answers through one or several engines that take token ids."""
 
+    replicable = True
+
     config: TokenModelConfig
     _clients: list[NeMoGymAsyncOpenAI] = PrivateAttr()
     _converter: ResponsesConverter = PrivateAttr()

@@ -96,6 +96,8 @@ def warn_once(text: str) -> None:
 class VLLMModel(PausableModel):
     """Answers through one or several vLLM endpoints."""
 
+    replicable = True
+
     config: VLLMModelConfig
     _clients: list[NeMoGymAsyncOpenAI] = PrivateAttr()
     _converter: VLLMConverter = PrivateAttr()

@@ -58,8 +58,16 @@ MISTAKES = [
         "is no configuration, which is a YAML file; rows are given as +input_jsonl_fpath=",
     ),
     ("run", ["+config_paths=[folder]"], "(it is a folder); did you mean 'folder/configs/folder.yaml'? Looked for:"),
-    ("run", [*MCQA, "+num_replicas=0"], "+num_replicas=0: expected int, at least 1\nSee"),
-    ("run", [*MCQA, "+num_replicas=two"], "+num_replicas=two: expected int, at least 1\nSee"),
+    (
+        "run",
+        [*MCQA, "+num_replicas=0"],
+        "+num_replicas=0: expected int or text (a number of at least 1, auto, or auto:<at most>)\nSee",
+    ),
+    (
+        "run",
+        [*MCQA, "+num_replicas=auto:0"],
+        "+num_replicas=auto:0: expected int or text (a number of at least 1, auto, or auto:<at most>)\nSee",
+    ),
     ("e2e_collect_rollouts", [*MCQA, "+split=train"], "no data set of the type train, only of example; name"),
     (
         "e2e_collect_rollouts",

@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config.handover import (
     INLINE_LIMIT_BYTES,
-    beside,
     child_environment,
     config_from_environment,
     remove_abandoned_files,
@@ -26,6 +25,7 @@ from nemo_gym.config.handover import (
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.pace_books import Books, share_pace
 from nemo_gym.paths import SymbolicLinkError
+from nemo_gym.process_inputs import common_book
 
 
 def config(**values: object) -> DictConfig:
@@ -174,6 +174,7 @@ def test_a_child_process_reads_what_its_parent_wrote() -> None:
 WRITER = """
 import os, signal, sys
 from omegaconf import OmegaConf
+from nemo_gym.process_inputs import common_book
 from nemo_gym.config.handover import write_config_file
 
 print(write_config_file(OmegaConf.create({"policy_api_key": "k"})), flush=True)
@@ -265,13 +266,13 @@ def test_what_children_keep_beside_the_file_goes_with_it(tmp_path: Path, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = write_config_file(config())
     share_pace(path, 0.5)
-    assert stat.S_IMODE(beside(path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(common_book(path).stat().st_mode) == 0o600
     abandoned = tmp_path / path.name.replace("held_", "held_0")
-    for file in (abandoned, beside(abandoned)):
+    for file in (abandoned, common_book(abandoned)):
         file.touch()
 
     remove_abandoned_files(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([path, beside(path)])
+    assert sorted(tmp_path.iterdir()) == sorted([path, common_book(path)])
     remove_config_file(path)
 
     assert list(tmp_path.iterdir()) == []
@@ -280,7 +281,7 @@ def test_what_children_keep_beside_the_file_goes_with_it(tmp_path: Path, monkeyp
 def test_a_link_is_not_taken_for_what_is_kept_beside_the_file(tmp_path: Path) -> None:
     path = write_config_file(config())
     (tmp_path / "theirs").touch()
-    beside(path).symlink_to(tmp_path / "theirs")
+    common_book(path).symlink_to(tmp_path / "theirs")
 
     with pytest.raises(SymbolicLinkError):
         share_pace(path, 0.5)

@@ -17,8 +17,8 @@ import pytest
 
 import nemo_gym
 from nemo_gym.paths import PARENT_DIR
+from nemo_gym.runtime import usable_cores
 from nemo_gym.server_utils import ServerClient, raise_for_status
-from nemo_gym.workers.cores import processors
 from tests.collection.pace_lab import model_at
 from tests.collection.paced_endpoint import RESPONSE
 from tests.perf.side_by_side.estimates import Estimate, Outcome
@@ -92,10 +92,10 @@ def processors_to_be_had() -> float:
     """What is left of them by others on this machine, told by processes that do nothing else than want one each."""
     program = "import time\nwhile time.process_time() < 0.4: pass"
     began_s = time.monotonic()
-    busy = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in range(processors())]
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", program]) for _ in range(usable_cores())]
     for process in busy:
         process.wait()
-    return processors() * 0.4 / (time.monotonic() - began_s)
+    return usable_cores() * 0.4 / (time.monotonic() - began_s)
 
 
 @pytest.mark.parametrize("environment", WORK)
@@ -121,7 +121,7 @@ def test_all_processors_are_used_and_the_server_goes_on_answering(environment: s
     each_ms, speed_up, part, wait = (Estimate.of(list(readings)) for readings in zip(*found, strict=True))
     used, answered = part.at_least(OF_THE_PROCESSORS), wait.at_most(SLOWEST_ANSWER)
     print(f"\n{environment}: {each_ms.value:.0f} ms each, together {speed_up} x as fast", end=", ")
-    print(f"{part} of what was to be had of {processors()} processors: {used}")
+    print(f"{part} of what was to be had of {usable_cores()} processors: {used}")
     print(f"the slowest request meanwhile took {wait} of a verdict: {answered}")
     assert Outcome.MISSED not in (used, answered)
 

@@ -64,9 +64,10 @@ def test_instances_are_published(head: tuple[str, HeadServer]) -> None:
 
 
 def test_who_is_being_started_is_published(head: tuple[str, HeadServer]) -> None:
-    assert get(f"{head[0]}/server_states") == {"starting": []}
+    assert get(f"{head[0]}/server_states") == {"starting": [], "edition": 0}
     head[1].set_starting(["x"])
-    assert get(f"{head[0]}/server_states") == {"starting": ["x"]}
+    head[1].set_server_instances([])
+    assert get(f"{head[0]}/server_states") == {"starting": ["x"], "edition": 1}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell less about processes")

@@ -1,7 +1,6 @@
 """Whose turn it is to have a processor: counted, not timed."""
 
 import asyncio
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_gym.http.pace_books import share_caps
 from nemo_gym.workers import cores
-from nemo_gym.workers.cores import WORKS_FOR, Cores, own_share, processors
+from nemo_gym.workers.cores import WORKS_FOR, Cores, own_share
 
 
 class Work:
@@ -144,27 +144,40 @@ def test_work_that_fails_or_cannot_be_begun_gives_its_processor_back(threads: li
     asyncio.run(asyncio.wait_for(use(), 30))
 
 
-def test_replicas_and_workers_divide_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(cores, "_GROUPS", Path("/nowhere"))
-    assert (processors(), own_share()) == (8, 8)
+def test_replicas_and_workers_divide_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    assert own_share() == 8
     monkeypatch.setenv("NEMO_GYM_NUM_REPLICAS", "3")
     assert own_share() == 3
     monkeypatch.setenv("NEMO_GYM_NUM_REPLICAS", "32")
     assert own_share() == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
     monkeypatch.delenv("NEMO_GYM_NUM_REPLICAS")
-    assert (processors(), own_share()) == (1, 2)
+    config = tmp_path / "config.yaml"
+    monkeypatch.setenv("NEMO_GYM_CONFIG_FILE", str(config))
+    share_caps(config, 4)  # a launcher that adds hosts
+    assert own_share() == 2
+    monkeypatch.delenv("NEMO_GYM_CONFIG_FILE")
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    assert own_share() == 2
 
 
-@pytest.mark.parametrize(("quota", "count"), [("max 100000", 8), ("250000 100000", 3), ("1000 100000", 1), ("odd", 8)])
-def test_a_quota_of_the_control_group_counts(
-    quota: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_less_goes_at_a_time_when_replicas_are_added(
+    threads: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own").write_text("0::/some/group\n")
-    (tmp_path / "some/group").mkdir(parents=True)
-    (tmp_path / "some/group/cpu.max").write_text(quota)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "own")
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path)
-    assert processors() == count
+    async def use() -> tuple[list[int], int]:
+        monkeypatch.setattr(cores, "_SHARE_HOLDS_S", 0.0)
+        share, work, most = 8, Work(), []
+        shared = Cores(8, share=lambda: share)
+        for share in (8, 2):  # noqa: B007 - read by the lambda
+            work = Work()
+            tasks = [ask(shared, threads[0], work, "capped", "s", most=4) for _ in range(6)]
+            await asyncio.sleep(0.05)
+            most.append(work.most)
+            tasks += [ask(shared, threads[1], work, "other", "s") for _ in range(12)]
+            await asyncio.sleep(0.05)
+            in_all = work.most
+            work.let_all_go()
+            await asyncio.gather(*tasks)
+        return most, in_all
+
+    assert asyncio.run(use()) == ([4, 1], 2)  # the cap of a pool shrinks as the share does
