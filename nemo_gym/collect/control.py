@@ -156,11 +156,13 @@ class RunControl(Policy):
 
     def ended(self, pending: PendingAttempt, attempt: Attempt) -> Stop | None:
         """Keep in mind what failed, in case that it is to be tried again."""
-        if attempt.is_final and (attempt.failure is not None or outcome_of(attempt.result or {}) is Outcome.FAILURE):
+        failure, result = attempt.failure, attempt.result or {}
+        if failure is None and result.get(NG_FAILURE_CLASS_KEY) is None:
+            return None
+        if attempt.is_final and (failure is not None or outcome_of(result) is Outcome.FAILURE):
             key = key_or_none(attempt.row)
             if key is not None:
-                failure = attempt.failure
-                found = (attempt.result or {}).get(NG_FAILURE_CLASS_KEY) if failure is None else failure.failure_class
+                found = result.get(NG_FAILURE_CLASS_KEY) if failure is None else failure.failure_class
                 self._failed[key] = _Failed((attempt.row.get(ATTEMPT_INDEX_KEY_NAME) or 0) + 1, found)
         return None
 

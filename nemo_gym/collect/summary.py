@@ -132,7 +132,7 @@ class RunSummary:
             if taken is None:
                 taken = self._taken[agent] = Percentiles()
             taken.add_times(result)
-            self.health.add(result)
+            self.health.add(result, agent)
 
     def spent(self, budget: str) -> float:
         """How much of a budget is used up, over all starts of the run."""
