@@ -28,10 +28,8 @@ from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.combine.aggregation import RolloutAggregationHelper
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.executors.base import Job
-from nemo_gym.executors.budget import Budgets, add_spending, spent_before
-from nemo_gym.executors.caps import PACE, WHOLE_PACE, Report, caps_of
+from nemo_gym.executors.caps import PACE, WHOLE_PACE, Budgets, Leader, Report, add_spending, caps_of, spent_before
 from nemo_gym.executors.control import DriverControl, Orders
-from nemo_gym.executors.leader import Leader
 from nemo_gym.executors.shard import ShardEnd, ShardOrder
 from nemo_gym.http.pace_books import sets_pace
 from nemo_gym.jsonl import count_lines
