@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, PrivateAttr
 
 from nemo_gym.collect.adaptive import AdaptiveConcurrency
-from nemo_gym.collect.admission import warn_of_lower_caps
+from nemo_gym.collect.admission import refuse_unfit_rows, shapes_of, warn_of_lower_caps
 from nemo_gym.collect.collector import (
     Keep,
     KeptResults,
@@ -51,7 +51,6 @@ from nemo_gym.collect.metrics import (
 )
 from nemo_gym.collect.planning import RunPlan, in_parts, plan_of
 from nemo_gym.collect.progress import Progress
-from nemo_gym.collect.row_check import refuse_unfit_rows, shapes_of
 from nemo_gym.collect.run_servers import announce_head, facts_about, replicas_of, require_agents
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.collect.stopping import health_probe

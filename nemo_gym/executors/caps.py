@@ -29,6 +29,12 @@ from nemo_gym.runs.read import records
 from nemo_gym.runs.rows import InputRows
 from nemo_gym.runs.spending import Meter, prices_of
 
+TOTAL = ""
+"""The name of the cap over all agents; the others are called after their agent."""
+PACE, WHOLE_PACE = "\0pace", 1_000_000
+"""The pace of model servers, which is divided like a cap: its name, and of how many parts it is made."""
+Caps = dict[str, int]
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -113,15 +119,6 @@ def add_spending(
         for name in config.budgets:
             before = budget.spent.get(shard, {}).get(name, 0.0)
             summary.counted_elsewhere[name] += before if end is None else end["budgets"][name]["used"]
-
-
-TOTAL = ""
-"""The name of the cap over all agents; the others are called after their agent."""
-
-PACE, WHOLE_PACE = "\0pace", 1_000_000
-"""The pace of model servers, which is divided like a cap: its name, and of how many parts it is made."""
-
-Caps = dict[str, int]
 
 
 @dataclass(frozen=True)
