@@ -40,8 +40,7 @@ from nemo_gym.process_inputs import inherited_environment
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import only_writer
 from nemo_gym.runs.manifest import masked_command
-from nemo_gym.runs.options import RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.runs.options.attending import AttendingOptions
+from nemo_gym.runs.options import AttendingOptions, RolloutAggregationConfig, RolloutCollectionConfig
 from nemo_gym.runs.options.sharding import Shard, ShardOptions
 from nemo_gym.runs.record import Outcome
 from nemo_gym.runs.rows import InputRows
