@@ -121,7 +121,7 @@ class WaitingRows:
         return self._rows is None and not self._aside_count and not self.paused
 
     def close(self) -> None:
-        """Forget all rows."""
+        """Forget all rows that wait; nothing can be taken any more."""
         close = getattr(self._rows, "close", None)
         self._rows = None
         self._aside.clear()

@@ -136,22 +136,22 @@ class RunControl(Policy):
         """False for a part of a run, which is steered by whoever has the whole."""
 
     def follow(self, progress: Progress) -> None:
-        """What there is to be told."""
+        """Keep the progress, of which `status` tells."""
         self._progress = progress
 
     def begin(self, dispatch: Dispatch) -> None:
-        """What there is to be steered."""
+        """Keep the dispatcher, which orders are carried out on."""
         self._dispatch = dispatch
         self.set_concurrency = dispatch.set_concurrency
 
     async def act(self) -> None:
-        """Attend the socket."""
+        """Answer questions and orders on the socket of the run until cancelled."""
         await asyncio.sleep(0)
         if self.has_socket:
             await attend(self._output, self.answer, self._run.store.announce)
 
     def holds_back(self) -> bool:
-        """While paused."""
+        """Whether a person has paused the run: then nothing starts."""
         return self.is_paused
 
     def ended(self, pending: PendingAttempt, attempt: Attempt) -> Stop | None:

@@ -133,7 +133,7 @@ class Dispatch:
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """What goes along."""
+        """The policies that go along with the run, in the order in which they are asked."""
         return self._policies
 
     @property
@@ -178,7 +178,7 @@ class Dispatch:
 
     @property
     def settings(self) -> DispatchSettings:
-        """What holds now."""
+        """The settings that hold now, changes since the start included."""
         return self._settings
 
     def set_concurrency(self, concurrency: Concurrency) -> None:

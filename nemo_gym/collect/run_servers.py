@@ -463,7 +463,7 @@ class RetryLedger:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """By endpoint how often calls were tried again, why, and the seconds that it cost."""
         return {
             url: {"tried_again": dict(it.counts), "cost_s": round(it.cost_s, 3)}
             | ({"paced_s": round(it.paced_s, 3)} if it.paced_s >= _WORTH_TELLING_S else {})

@@ -396,7 +396,7 @@ def to_json_text(comparison: Comparison, verdicts: Sequence[Verdict]) -> str:
 
 
 def render_page(comparison: Comparison, verdicts: Sequence[Verdict]) -> str:
-    """The whole page."""
+    """The comparison and what became of its conditions as one HTML page."""
     others = ", ".join(run.name for run in comparison.runs[1:])
     title = f"{others} against {comparison.base.name}"
     said = [

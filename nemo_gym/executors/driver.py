@@ -375,7 +375,7 @@ class ShardedRun:
             self.token.unlink(missing_ok=True)
 
     def order(self, shard: Shard, attempt: int) -> ShardOrder:
-        """What a worker is to run."""
+        """The options with which a worker runs a shard for the n-th time."""
         overrides = {
             "input_jsonl_fpath": self.config.input_jsonl_fpath,
             "agent_name": self.config.agent_name or "null",
