@@ -151,7 +151,7 @@ class PacedModelConfig(BaseResponsesAPIModelConfig):
 
     @property
     def pace(self) -> Pace:
-        """The three of them."""
+        """The limits on requests, tokens and calls at once, as one value."""
         return Pace(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
 
 

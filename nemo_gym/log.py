@@ -62,7 +62,7 @@ class Repeats:
         return lines
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget what was told: the next line of every kind is told again."""
         self._told.clear()
 
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, PrivateAttr
 
 from nemo_gym.collect.adaptive import AdaptiveConcurrency
-from nemo_gym.collect.admission import warn_of_lower_caps
+from nemo_gym.collect.admission import refuse_unfit_rows, shapes_of, warn_of_lower_caps
 from nemo_gym.collect.collector import (
     Keep,
     KeptResults,
@@ -51,7 +51,6 @@ from nemo_gym.collect.metrics import (
 )
 from nemo_gym.collect.planning import RunPlan, in_parts, plan_of
 from nemo_gym.collect.progress import Progress
-from nemo_gym.collect.row_check import refuse_unfit_rows, shapes_of
 from nemo_gym.collect.run_servers import announce_head, facts_about, follow_replicas, require_agents
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.collect.stopping import health_probe
@@ -65,6 +64,7 @@ from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.partial import WANTS_PARTIAL
 from nemo_gym.http.request import get_json_to_store, get_response_json, parse_json, raise_for_status, whole_body
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
+from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.keys import TIMING_KEY_NAME
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
 from nemo_gym.process_inputs import command_line
@@ -109,7 +109,7 @@ _DEFAULT_MAX_ROLLOUT_ATTEMPTS = DEFAULT_MAX_ROLLOUT_ATTEMPTS
 _get_max_rollout_attempts = max_attempts_from_environment
 _rollout_request_debug_summary = request_debug_summary
 
-_ASKS_FOR_MORE = {WANTS_PARTIAL: "true", **ASKS_FOR_CALLS}
+_ASKS_FOR_MORE = {**JSON_HEADERS, WANTS_PARTIAL: "true", **ASKS_FOR_CALLS}
 """Headers of `/run`: what a run wants to know beside the result."""
 _DEBUG_MARKER = "[rollout_collection] /run failed"
 _LATER = {

@@ -23,8 +23,7 @@ from nemo_gym.collect.summary import RunSummary
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.paths import append_own, make_folder
 from nemo_gym.runs.lock import address_in
-from nemo_gym.runs.options import RowOptions
-from nemo_gym.runs.options.attending import words_of
+from nemo_gym.runs.options import RowOptions, words_of
 from nemo_gym.runs.sockets import ask, run_id
 from nemo_gym.terminal import harmless, print_line
 

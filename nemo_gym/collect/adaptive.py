@@ -81,7 +81,7 @@ class Load(NamedTuple):
     """How long calls have paused for that, together."""
 
     def plus(self, other: "Load") -> "Load":
-        """Both together."""
+        """The sum of this load and another."""
         return Load(
             self.ended + other.ended,
             self.overloads + other.overloads,
@@ -91,7 +91,7 @@ class Load(NamedTuple):
         )
 
     def since(self, earlier: "Load") -> "Load":
-        """What was added."""
+        """What was added since an earlier load."""
         return Load(
             self.ended - earlier.ended,
             self.overloads - earlier.overloads,
@@ -406,7 +406,7 @@ class AdaptiveConcurrency(Policy):
         self._apply()
 
     def ended(self, pending: PendingAttempt, attempt: Attempt) -> Stop | None:
-        """Count it."""
+        """Count an attempt towards the load of its agent, whose cap falls at once if that is overloaded; no stop."""
         load = self._loads.get(pending.agent)
         if load is None or pending.agent not in self._controllers:
             return None

@@ -1,22 +1,33 @@
-"""Which rows may be sent now: as many at once as the caps allow, and as there are connections for.
+"""Which rows may be sent, and when: as many at once as the caps allow, and as there are connections for.
 
 Rows are read from their source as room for them appears; those of an agent at its cap are set aside, but only so many.
 How many connections that takes is known before the first is sent, and limits that are lower are named then.
+
+Rows that the agents would refuse are found before the first of them is sent: one of each shape is put before them.
+Agents, and the environments behind them, hold it against the types that they read anyway. Those that do not know the
+question, as servers written elsewhere may not, are not asked twice: their rows are sent as they are.
 """
 
+import asyncio
 import logging
 import resource
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 from nemo_gym.collect.failures import PendingAttempt
 from nemo_gym.config.trees import walk
+from nemo_gym.data.row_shapes import Objections, RowShapes, Shape
+from nemo_gym.http.client import ServerClient
 from nemo_gym.http.session import ensure_connection_capacity
+from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME, ROLLOUT_INDEX_KEY_NAME
+from nemo_gym.runs.input_check import InputRowsError
 from nemo_gym.runs.options import Concurrency, SharedRolloutCollectionConfig, describe
 from nemo_gym.runs.record import Row, agent_name_of
 from nemo_gym.runtime import MOST_OPEN_FILES, connections_that_fit
+from nemo_gym.schemas.row_faults import ROW_CHECK_PATH, CheckedRows, RowFault, RowsToCheck
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +47,9 @@ _CAP_KEYS = frozenset(
     }
 )
 """Settings of servers that let calls wait."""
+_TIMEOUT_S = 15.0
+_AT_ONCE = 20
+_REMEDY = "Correct or remove them, or pass +keep_offending_rows=true to send them all the same."
 
 
 class WaitingRows:
@@ -107,7 +121,7 @@ class WaitingRows:
         return self._rows is None and not self._aside_count and not self.paused
 
     def close(self) -> None:
-        """Forget all rows."""
+        """Forget all rows that wait; nothing can be taken any more."""
         close = getattr(self._rows, "close", None)
         self._rows = None
         self._aside.clear()
@@ -212,3 +226,46 @@ def _too_many_for_open_files(needed: int, fitting: int) -> str:
         f"{needed} rollouts in parallel need one connection each, and this process may have only {soft} files open: "
         f"{fitting} fit, so no more are sent at once. For all of them raise the limit with {how}"
     )
+
+
+def shapes_of(rows: Iterable[Row]) -> RowShapes:
+    """The shapes of materialized rows, numbered by task from 1; rows that a program made may lack parameters."""
+    shapes = RowShapes()
+    firsts = (row for row in rows if not row.get(ROLLOUT_INDEX_KEY_NAME))
+    for number, row in enumerate(firsts, 1):
+        if isinstance(row.get(RESPONSES_CREATE_PARAMS_KEY_NAME), dict):
+            shapes.note(agent_name_of(row) or "", row, number)
+    return shapes
+
+
+async def refuse_unfit_rows(client: ServerClient, shapes: RowShapes, where: str, *, keep: bool) -> None:
+    """Ask every agent about the shapes of its rows; `where` says what their numbers count, as in `in.jsonl, line`.
+
+    With `keep`, rows are sent all the same, after a warning.
+
+    Raises:
+        InputRowsError: rollouts of some rows are bound to fail; the first are named.
+    """
+    found = Objections()
+    for agent, of_agent in shapes.by_agent().items():
+        for start in range(0, len(of_agent), _AT_ONCE):
+            batch = of_agent[start : start + _AT_ONCE]
+            faults = await _ask(client, agent, batch)
+            if faults is None:
+                break
+            found.add(where, batch, faults)
+    found.settle(InputRowsError, _REMEDY, keep=keep)
+
+
+async def _ask(client: ServerClient, agent: str, batch: Sequence[Shape]) -> list[list[RowFault]] | None:
+    """What an agent says about the first row of each shape; None when it does not say."""
+    body: dict[str, Any] = RowsToCheck(rows=[shape.row for shape in batch]).model_dump()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            answer = await client.post(server_name=agent, url_path=ROW_CHECK_PATH, json=body)
+            content = await answer.read()
+        checked = CheckedRows.model_validate_json(content) if answer.status == HTTPStatus.OK else None
+    except Exception as error:  # noqa: BLE001 - whether it is well shows when rows are sent
+        logger.debug("rows are not checked by %r: %r", agent, error)
+        return None
+    return checked.faults if checked is not None and len(checked.faults) == len(batch) else None

@@ -90,7 +90,7 @@ class Budget(Policy):
             self._dispatch.look_again()
 
     def begin(self, dispatch: "Dispatch") -> None:
-        """The run begins."""
+        """Keep the dispatcher, which is stopped when the budget is used up."""
         self._dispatch = dispatch
 
     def change(self, config: RolloutCollectionConfig, changed: Collection[str]) -> None:
@@ -232,11 +232,11 @@ class _History:
             self._sums[name] += amount
 
     def mean(self, name: str) -> float:
-        """0 while nothing is known."""
+        """What a rollout used on average; 0 while nothing is known."""
         return self._sums[name] / self.attempts if self.attempts else 0.0
 
     def largest(self, name: str) -> float:
-        """What the one used that used most."""
+        """The most that one rollout has used; 0 while nothing is known."""
         return self._largest[name]
 
     def most(self, name: str, elapsed_s: float) -> float:

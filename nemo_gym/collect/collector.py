@@ -29,13 +29,12 @@ from nemo_gym.collect.metrics import (
     values_for_tracking,
     write_metrics,
 )
-from nemo_gym.collect.ordering import RowOrder
-from nemo_gym.collect.policies import Policy
+from nemo_gym.collect.policies import FinishAt, Policy, RowOrder, StopRepeats
 from nemo_gym.collect.progress import Progress
-from nemo_gym.collect.run_servers import announce_servers, retried_text
+from nemo_gym.collect.run_servers import announce_servers
+from nemo_gym.collect.server_health import retried_text
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.collect.stopping import Probe, Stop, StopKind
-from nemo_gym.collect.stragglers import FinishAt, StopRepeats
 from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.request import json_bytes

@@ -136,31 +136,33 @@ class RunControl(Policy):
         """False for a part of a run, which is steered by whoever has the whole."""
 
     def follow(self, progress: Progress) -> None:
-        """What there is to be told."""
+        """Keep the progress, of which `status` tells."""
         self._progress = progress
 
     def begin(self, dispatch: Dispatch) -> None:
-        """What there is to be steered."""
+        """Keep the dispatcher, which orders are carried out on."""
         self._dispatch = dispatch
         self.set_concurrency = dispatch.set_concurrency
 
     async def act(self) -> None:
-        """Attend the socket."""
+        """Answer questions and orders on the socket of the run until cancelled."""
         await asyncio.sleep(0)
         if self.has_socket:
             await attend(self._output, self.answer, self._run.store.announce)
 
     def holds_back(self) -> bool:
-        """While paused."""
+        """Whether a person has paused the run: then nothing starts."""
         return self.is_paused
 
     def ended(self, pending: PendingAttempt, attempt: Attempt) -> Stop | None:
         """Keep in mind what failed, in case that it is to be tried again."""
-        if attempt.is_final and (attempt.failure is not None or outcome_of(attempt.result or {}) is Outcome.FAILURE):
+        failure, result = attempt.failure, attempt.result or {}
+        if failure is None and result.get(NG_FAILURE_CLASS_KEY) is None:
+            return None
+        if attempt.is_final and (failure is not None or outcome_of(result) is Outcome.FAILURE):
             key = key_or_none(attempt.row)
             if key is not None:
-                failure = attempt.failure
-                found = (attempt.result or {}).get(NG_FAILURE_CLASS_KEY) if failure is None else failure.failure_class
+                found = result.get(NG_FAILURE_CLASS_KEY) if failure is None else failure.failure_class
                 self._failed[key] = _Failed((attempt.row.get(ATTEMPT_INDEX_KEY_NAME) or 0) + 1, found)
         return None
 

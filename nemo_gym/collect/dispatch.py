@@ -124,6 +124,8 @@ class Dispatch:
         self._policies = policies
         self._choosers = [policy for policy in policies if type(policy).leaves_out is not Policy.leaves_out]
         self._attendants = [policy for policy in policies if type(policy).started is not Policy.started]
+        self._holders = [policy for policy in policies if type(policy).holds_back is not Policy.holds_back]
+        self._judges = [policy for policy in policies if type(policy).ended is not Policy.ended]
         self.stopped: Stop | None = None
         """Why the run ended early; None when it did not."""
         self.left_out = 0
@@ -131,7 +133,7 @@ class Dispatch:
 
     @property
     def policies(self) -> Sequence[Policy]:
-        """What goes along."""
+        """The policies that go along with the run, in the order in which they are asked."""
         return self._policies
 
     @property
@@ -176,7 +178,7 @@ class Dispatch:
 
     @property
     def settings(self) -> DispatchSettings:
-        """What holds now."""
+        """The settings that hold now, changes since the start included."""
         return self._settings
 
     def set_concurrency(self, concurrency: Concurrency) -> None:
@@ -286,7 +288,7 @@ class Dispatch:
         for _ in range(_STARTS_AT_ONCE):
             if not self._has_room():
                 return False
-            for policy in self._policies:
+            for policy in self._holders:
                 if policy.holds_back():
                     return False
             pending = self._waiting.take()
@@ -357,7 +359,7 @@ class Dispatch:
             self._tell_of_first(pending, failure)
         if stop is not None:
             self._stop(stop, GRACE_S)
-        for policy in self._policies:
+        for policy in self._judges:
             enough = policy.ended(pending, attempt)
             if enough is not None:
                 self._stop(enough, None)

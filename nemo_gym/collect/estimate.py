@@ -52,7 +52,7 @@ class Range(NamedTuple):
         return Range(self.low + amount, self.value + amount, self.high + amount)
 
     def as_json(self) -> dict[str, float]:
-        """For programs."""
+        """`low`, `value` and `high`, for programs."""
         return {"low": self.low, "value": self.value, "high": self.high}
 
 
@@ -149,7 +149,7 @@ class Forecast:
     in_parallel: int = 1
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The estimate as lines of text, for a terminal."""
         seen = "1 task" if self.tasks_seen == 1 else f"{self.tasks_seen:,} tasks"
         told = [f"Estimate for the whole run, 95 % range, from {self.source} ({seen} seen):"]
         for name, title in (("input_tokens", "Input tokens"), ("output_tokens", "Output tokens")):
@@ -167,7 +167,7 @@ class Forecast:
         return told
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The estimate as one object, for programs."""
         return {
             "source": self.source,
             "tasks_seen": self.tasks_seen,

@@ -318,9 +318,11 @@ class Attempt(NamedTuple):
             if calls and outcome_of(result) is Outcome.SUCCESS:
                 stamp(self.row, result)[TIMING_KEY_NAME] = dict(calls)
         elif self.duration_s is not None and outcome_of(result) is Outcome.SUCCESS:
-            times = {"started_at": utc_text_of(self.started_at_s), "duration_s": round(self.duration_s, 6)}
+            times: Result = {"started_at": utc_text_of(self.started_at_s), "duration_s": round(self.duration_s, 6)}
             if isinstance(calls, dict):
-                times.update((name, calls[name]) for name in _TOLD_BY_AGENTS if name in calls)
+                for name in _TOLD_BY_AGENTS:
+                    if name in calls:
+                        times[name] = calls[name]
             stamp(self.row, result)[TIMING_KEY_NAME] = times  # the last thing on its line
         return result
 

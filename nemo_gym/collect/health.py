@@ -139,7 +139,7 @@ def findings_in(record: Mapping[str, Any], said: Said, reward_range: tuple[float
     """What is odd about one rollout by itself."""
     texts, thoughts, calls, _, refused = said
     found = _about_calls(calls) if calls else _without_calls(record, said)
-    if _is_truncated(record[RESPONSE_KEY_NAME]):
+    if (details := record[RESPONSE_KEY_NAME].get("incomplete_details")) is not None and _is_truncated(details):
         found.append(Check.TRUNCATED)
     if _has_loops(texts) or (thoughts and _has_loops(thoughts)) or (len(texts) > 2 and _says_the_same(texts)):
         found.append(Check.REPEATED_TEXT)
@@ -147,7 +147,7 @@ def findings_in(record: Mapping[str, Any], said: Said, reward_range: tuple[float
         found.append(Check.REFUSAL)
     if not _is_in(record.get(REWARD_KEY), reward_range):
         found.append(Check.OUT_OF_RANGE)
-    if _judges_disagree(record.get("judge_evaluations")):
+    if (evaluations := record.get("judge_evaluations")) is not None and _judges_disagree(evaluations):
         found.append(Check.DISAGREEMENT)
     return found
 
@@ -172,8 +172,7 @@ def _about_calls(calls: Sequence[tuple[str, Any]]) -> list[Check]:
     return found
 
 
-def _is_truncated(response: Mapping[str, Any]) -> bool:
-    details = response.get("incomplete_details")
+def _is_truncated(details: Any) -> bool:
     return isinstance(details, dict) and details.get("reason") in _CUT_SHORT
 
 
@@ -203,7 +202,10 @@ def _offers_tools(params: Any) -> bool:
 
 
 def _has_loops(texts: Sequence[str]) -> bool:
-    return any(len(text) >= _SHORTEST_LOOP and ends_in_loop(text) for text in texts)
+    for text in texts:  # noqa: SIM110 - for every rollout, and a generator takes three times as long
+        if len(text) >= _SHORTEST_LOOP and ends_in_loop(text):
+            return True
+    return False
 
 
 def ends_in_loop(text: str) -> bool:
@@ -231,7 +233,7 @@ def _says_the_same(texts: Sequence[str]) -> bool:
 
 
 def _is_in(reward: Any, within: tuple[float, float] | None) -> bool:
-    if reward is None:
+    if reward is None or (type(reward) is float and within is not None and within[0] <= reward <= within[1]):
         return True  # there are agents that do not score
     return is_finite_number(reward) and (within is None or within[0] <= reward <= within[1])
 
@@ -269,8 +271,8 @@ class HealthCounts:
         self._rewards: dict[str, _Rewards] = {}
         self._range = reward_range
 
-    def add(self, record: Mapping[str, Any]) -> tuple[list[Check], Said | None]:
-        """Look at one finished rollout; what was found, and what it was found in."""
+    def add(self, record: Mapping[str, Any], agent: str | None = None) -> tuple[list[Check], Said | None]:
+        """Look at one finished rollout, of `agent` if that is known; what was found, and what it was found in."""
         self.rollouts += 1
         response = record.get(RESPONSE_KEY_NAME)
         said = said_in(response) if isinstance(response, dict) and "output" in response else None
@@ -283,7 +285,8 @@ class HealthCounts:
             self.counts.update(found)
         reward = record.get(REWARD_KEY)
         if is_finite_number(reward):
-            self._add_reward(agent_name_of(record) or "", reward, record.get(ROLLOUT_INDEX_KEY_NAME) == 0)
+            agent = (agent_name_of(record) or "") if agent is None else agent
+            self._add_reward(agent, reward, record.get(ROLLOUT_INDEX_KEY_NAME) == 0)
         return found, said
 
     def _add_reward(self, agent: str, reward: float, is_first: bool) -> None:

@@ -121,7 +121,7 @@ class BarView:
             self._bar.close()
 
     def pause_s(self, elapsed_s: float) -> float:
-        """Half a second."""
+        """How long to wait until the line is drawn again: half a second."""
         return 0.5
 
     def _set(self, snapshot: Snapshot) -> None:

@@ -212,7 +212,7 @@ class RunPlan:
 
     @property
     def rollouts(self) -> int:
-        """Of the whole run."""
+        """How many rollouts the whole run has."""
         return sum(expected.rollouts for expected in self.expected.values())
 
     @property
@@ -227,7 +227,7 @@ class RunPlan:
         return None if self.config.pilot is None else min(self.config.pilot, tasks)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The plan as lines of text, for a terminal."""
         tasks = sum(expected.tasks for expected in self.expected.values())
         yield f"Plan: {tasks:,} tasks, {self.rollouts:,} rollouts; nothing is sent and nothing is written"
         for agent, expected in self.expected.items():

@@ -268,7 +268,7 @@ class Progress:
         return new / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     def snapshot(self) -> Snapshot:
-        """What is shown now."""
+        """The numbers that the progress line shows now."""
         return self._snapshot()
 
     @property

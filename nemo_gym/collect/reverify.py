@@ -108,7 +108,7 @@ class VerdictDelta:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The summary as lines of text, for a terminal."""
         if self.found is not None:
             found = self.found
             yield (

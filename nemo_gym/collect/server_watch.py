@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 import orjson
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.collect.run_servers import (
+from nemo_gym.collect.run_servers import follow_replicas
+from nemo_gym.collect.server_health import (
     READINESS,
     Condition,
     EndpointState,
@@ -36,7 +37,6 @@ from nemo_gym.collect.run_servers import (
     RetryLedger,
     Trouble,
     endpoints_in,
-    follow_replicas,
     look_at,
     processes_in,
     starting_in,

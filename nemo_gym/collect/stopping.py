@@ -33,6 +33,8 @@ HOPELESS_AFTER = 5
 """Rollouts refused for the same reason, and none that succeeded, that must be enough to know."""
 _MAX_CAUSES = 100
 _SETTING_AT_FAULT = tuple(kind for kind in FailureClass if kind.dooms_agent)
+_LEFT_OUT = (FailureClass.CANCELLED, FailureClass.STRAGGLER)
+"""What says nothing about how a run goes."""
 _SHOWN_LENGTH = 1_000
 STALLED_AFTER_S = 300.0
 _NAMED = 5
@@ -85,14 +87,14 @@ class StopRules:
 
         `oldest` is the order of the attempt that has been in flight longest.
         """
-        left_out = (FailureClass.CANCELLED, FailureClass.STRAGGLER)
-        if verdict.outcome is Outcome.DISCARDED or verdict.failure_class in left_out:
-            return None
-        self.finished += verdict.is_final
         if verdict.outcome is Outcome.SUCCESS:
+            self.finished += verdict.is_final
             self._proven.add(verdict.agent)
             self.has_succeeded = True
-            return self._if_too_many_failed()
+            return None if self.max_failure_fraction is None else self._if_too_many_failed()
+        if verdict.outcome is Outcome.DISCARDED or verdict.failure_class in _LEFT_OUT:
+            return None
+        self.finished += verdict.is_final
         self.failed += verdict.is_final
         self._last_failure = verdict.message
         return (

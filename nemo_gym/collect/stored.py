@@ -123,7 +123,7 @@ class StoredResponses(AbstractContextManager["StoredResponses"]):
         return self._number_of(row) is not None
 
     def agents(self) -> list[str]:
-        """Whose rollouts they are."""
+        """The names of the agents that made the rollouts."""
         return [agent for agent in self._index.agents if agent is not None]
 
     def find(self, row: Mapping[str, Any]) -> Stored | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym.collect.failures import FailureTable
 from nemo_gym.collect.health import HealthCounts
 from nemo_gym.collect.metrics import AgentMetrics, current_metrics
-from nemo_gym.collect.run_servers import RetryLedger
+from nemo_gym.collect.server_health import RetryLedger
 from nemo_gym.collect.stopping import Stop, StopKind
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.percentiles import Percentiles
@@ -132,7 +132,7 @@ class RunSummary:
             if taken is None:
                 taken = self._taken[agent] = Percentiles()
             taken.add_times(result)
-            self.health.add(result)
+            self.health.add(result, agent)
 
     def spent(self, budget: str) -> float:
         """How much of a budget is used up, over all starts of the run."""

@@ -123,7 +123,7 @@ class Texts:
         self.digests |= other.digests
 
     def metrics(self) -> StringMetrics:
-        """The counts."""
+        """How many texts there were, and how many different ones."""
         return StringMetrics(unique_count=len(self.digests), total_count=self.total)
 
 

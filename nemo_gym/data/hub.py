@@ -184,7 +184,7 @@ class Hub:
 
     @cached_property
     def api(self) -> "HfApi":
-        """The client."""
+        """A client of the hub, at this address and with this token."""
         from huggingface_hub import HfApi
 
         return HfApi(endpoint=self.endpoint or hub_address(), token=self.token)

@@ -1,28 +1,124 @@
-"""Caps on rollouts in flight that hold for all shards together, divided evenly among those that run.
+"""What holds for all shards of a run together: caps on rollouts in flight, budgets, and caps that adapt.
 
-A shard that joins gets its share only as the others give theirs up, so the caps hold at every moment. That rests on
-what each shard says of itself: which caps it goes by, and how many rollouts it has in flight. `Board` is where it says
-so. What is said can be pickled.
+Caps and what is left of budgets are divided evenly among the shards that run. One that joins gets its share only as the
+others give theirs up, so the limits hold at every moment. That rests on what each shard says of itself: which caps it
+goes by, how many rollouts it has in flight, what it has used. `Board` is where it says so. What is said can be pickled.
+
+Where caps adapt, the driver decides for all shards (`Leader`) and each only measures: what has become of its attempts,
+added up over all shards, is what a run in one process would know of itself.
 """
 
+import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
-from nemo_gym.collect.adaptive import Load
+from nemo_gym.collect.adaptive import AdaptiveConcurrency, Load, controllers_for, notice_of, with_adaptive_caps
+from nemo_gym.collect.dispatch import Dispatch
 from nemo_gym.collect.progress import ProgressState
-from nemo_gym.executors.budget import Budgets, BudgetShares
-from nemo_gym.runs.options import DEFAULT_ENTRY, Concurrency
+from nemo_gym.collect.summary import RunSummary
+from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.manifest import read_manifest
+from nemo_gym.runs.options import DEFAULT_ENTRY, Concurrency, RolloutCollectionConfig
 from nemo_gym.runs.options.sharding import Shard
+from nemo_gym.runs.options.steering import Bounds
+from nemo_gym.runs.read import records
+from nemo_gym.runs.rows import InputRows
+from nemo_gym.runs.spending import Meter, prices_of
 
 TOTAL = ""
 """The name of the cap over all agents; the others are called after their agent."""
-
 PACE, WHOLE_PACE = "\0pace", 1_000_000
 """The pace of model servers, which is divided like a cap: its name, and of how many parts it is made."""
-
 Caps = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What all shards of a run may use together, and what they had used before; by option, as all amounts here."""
+
+    limits: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[Shard, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass
+class _Spender:
+    spent: Mapping[str, float] = field(default_factory=dict)
+    granted: dict[str, float] = field(default_factory=dict)
+    in_force: Mapping[str, float] = field(default_factory=dict)
+    is_here: bool = False
+
+    def holds(self, name: str) -> float:
+        used = self.spent.get(name, 0.0)
+        return max(used, self.granted.get(name, 0.0), self.in_force.get(name, 0.0)) if self.is_here else used
+
+
+class BudgetShares:
+    """Who may use how much."""
+
+    def __init__(self, budget: Budgets) -> None:
+        self._limits = budget.limits
+        self._spenders = {shard: _Spender(spent) for shard, spent in budget.spent.items()}
+
+    def set_limits(self, limits: Mapping[str, float]) -> None:
+        """Go on with other limits; what was granted beyond a lower one is not taken back, but no more is granted."""
+        self._limits = {name: limits.get(name, limit) for name, limit in self._limits.items()}
+
+    def exchange(self, shard: Shard, spent: Mapping[str, float], in_force: Mapping[str, float]) -> dict[str, float]:
+        """What a shard says it has used and goes by, and what it may use from now on; the first time it joins."""
+        own = self._spenders.setdefault(shard, _Spender())
+        own.is_here = True
+        own.spent, own.in_force = {**own.spent, **spent}, in_force
+        here = sum(spender.is_here for spender in self._spenders.values())
+        for name, limit in self._limits.items():
+            used = own.spent.get(name, 0.0)
+            left = limit - sum(spender.spent.get(name, 0.0) for spender in self._spenders.values())
+            others = sum(spender.holds(name) for spender in self._spenders.values() if spender is not own)
+            own.granted[name] = max(used, min(used + max(0.0, left) / here, limit - others))
+        return dict(own.granted)
+
+    def leave(self, shard: Shard) -> None:
+        """A shard is over; what it has used stays used."""
+        if shard in self._spenders:
+            self._spenders[shard].is_here = False
+            self._spenders[shard].granted = {}
+
+
+def spent_before(config: RolloutCollectionConfig) -> dict[Shard, dict[str, float]]:
+    """What the shards of a run to resume have used of its budgets: some of them may wait long before they start."""
+    if not (config.budgets and config.resume_from_cache and config.num_shards):
+        return {}
+    found = {}
+    for shard in (Shard(index, config.num_shards) for index in range(config.num_shards)):
+        paths = RolloutPaths(shard.file(Path(config.output_jsonl_fpath)))
+        manifest = read_manifest(paths.manifest)
+        meter = Meter(prices_of(config.prices, () if manifest is None else manifest.models))
+        for path in (paths.rollouts, paths.failures):
+            for _, _, record in records(path, "skip", may_lack_key=True):
+                meter.add(record)
+        found[shard] = meter.amounts(config.budgets)
+    return found
+
+
+def add_spending(
+    summary: RunSummary,
+    config: RolloutCollectionConfig,
+    ends: Mapping[Shard, Mapping[str, Any] | None],
+    budget: Budgets,
+) -> None:
+    """What the shards have cost since this start, and used of the budgets in all, as the summaries of shards say."""
+    summary.meter.prices = prices_of(config.prices)
+    summary.budgets = dict(budget.limits)
+    summary.counted_elsewhere = dict.fromkeys(config.budgets, 0.0)
+    for shard, end in ends.items():
+        if end is not None:
+            summary.meter.cost_usd += end["cost_usd"] or 0.0
+        for name in config.budgets:
+            before = budget.spent.get(shard, {}).get(name, 0.0)
+            summary.counted_elsewhere[name] += before if end is None else end["budgets"][name]["used"]
 
 
 @dataclass(frozen=True)
@@ -211,3 +307,60 @@ def in_flight_by_cap(concurrency: Concurrency, total: int, by_agent: Mapping[str
     unlisted = [count for agent, count in by_agent.items() if agent not in concurrency.per_agent]
     taken = {TOTAL: total, DEFAULT_ENTRY: max(unlisted, default=0)}
     return taken | {agent: by_agent.get(agent, 0) for agent in concurrency.per_agent}
+
+
+class Leader:
+    """Decides on the caps of all shards together."""
+
+    def __init__(self, bounds: Mapping[str, Bounds], agents: Iterable[str], now_s: float) -> None:
+        self._controllers = controllers_for(bounds, agents, now_s)
+        self._loads: dict[Hashable, Mapping[str, Load]] = {}
+
+    @classmethod
+    def of(cls, config: RolloutCollectionConfig) -> "Leader | None":
+        """One for all agents that the rows of a run name; None where no cap adapts."""
+        if not config.adaptive:
+            return None
+        return cls(config.adaptive, InputRows(config).scan.rows_of_agent, time.monotonic())
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """The caps that adapt, over all shards together."""
+        return {agent: controller.cap for agent, controller in self._controllers.items()}
+
+    def most(self, concurrency: Concurrency) -> Concurrency:
+        """The caps of a run, those that adapt as high as they may become."""
+        highest = {agent: controller.bounds.high for agent, controller in self._controllers.items()}
+        return with_adaptive_caps(concurrency, highest)
+
+    def look(self, reports: Iterable[Report], running: Collection[Shard]) -> dict[str, int]:
+        """The caps to go by after these reports, of which those of `running` shards tell what is in flight."""
+        in_flight: Counter[str] = Counter()
+        for report in reports:
+            self.note((report.shard, report.attempt), report.loads)
+            if report.shard in running:
+                in_flight.update(report.in_flight)
+        self.step(time.monotonic(), in_flight)
+        return self.caps
+
+    def note(self, shard: Hashable, loads: Mapping[str, Load]) -> None:
+        """What a shard says has become of its attempts; one that was started again counts as another."""
+        self._loads[shard] = loads
+
+    def step(self, now_s: float, in_flight: Mapping[str, int]) -> None:
+        """Decide anew by what all shards have said."""
+        for agent, controller in self._controllers.items():
+            told = [loads[agent] for loads in self._loads.values() if agent in loads]
+            controller.step(now_s, reduce(Load.plus, told, Load()), in_flight.get(agent, 0))
+
+    def notice(self) -> str:
+        """For the progress line."""
+        return notice_of(self.caps)
+
+
+def led_by_the_driver(dispatch: Dispatch) -> AdaptiveConcurrency | None:
+    """What measures in this shard, if any cap adapts; from now on it decides nothing."""
+    adaptive = next((each for each in dispatch.policies if isinstance(each, AdaptiveConcurrency)), None)
+    if adaptive is not None:
+        adaptive.is_led = True
+    return adaptive

@@ -246,7 +246,7 @@ class LedControl:
             task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Do no more."""
+        """Carry out no more orders; what was begun is cancelled."""
         for task in list(self._tasks):
             task.cancel()
 

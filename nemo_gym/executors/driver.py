@@ -28,10 +28,8 @@ from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.combine.aggregation import RolloutAggregationHelper
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.executors.base import Job
-from nemo_gym.executors.budget import Budgets, add_spending, spent_before
-from nemo_gym.executors.caps import PACE, WHOLE_PACE, Report, caps_of
+from nemo_gym.executors.caps import PACE, WHOLE_PACE, Budgets, Leader, Report, add_spending, caps_of, spent_before
 from nemo_gym.executors.control import DriverControl, Orders
-from nemo_gym.executors.leader import Leader
 from nemo_gym.executors.shard import ShardEnd, ShardOrder
 from nemo_gym.http.pace_books import sets_pace
 from nemo_gym.jsonl import count_lines
@@ -42,8 +40,7 @@ from nemo_gym.process_inputs import inherited_environment
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import only_writer
 from nemo_gym.runs.manifest import masked_command
-from nemo_gym.runs.options import RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.runs.options.attending import AttendingOptions
+from nemo_gym.runs.options import AttendingOptions, RolloutAggregationConfig, RolloutCollectionConfig
 from nemo_gym.runs.options.sharding import Shard, ShardOptions
 from nemo_gym.runs.record import Outcome
 from nemo_gym.runs.rows import InputRows
@@ -378,7 +375,7 @@ class ShardedRun:
             self.token.unlink(missing_ok=True)
 
     def order(self, shard: Shard, attempt: int) -> ShardOrder:
-        """What a worker is to run."""
+        """The options with which a worker runs a shard for the n-th time."""
         overrides = {
             "input_jsonl_fpath": self.config.input_jsonl_fpath,
             "agent_name": self.config.agent_name or "null",

@@ -18,8 +18,7 @@ from nemo_gym.collect.summary import RunSummary
 from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import ConfigError, NoServerInstancesError
 from nemo_gym.executors.base import Job
-from nemo_gym.executors.budget import Budgets
-from nemo_gym.executors.caps import Board, Instruction, Report
+from nemo_gym.executors.caps import Board, Budgets, Instruction, Report
 from nemo_gym.executors.driver import ShardLostError, run_in_shards
 from nemo_gym.executors.shard import ShardEnd, ShardOrder, run_shard
 from nemo_gym.keys import AGENTS_TYPE

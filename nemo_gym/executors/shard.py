@@ -26,9 +26,17 @@ from nemo_gym.collect.adaptive import Load
 from nemo_gym.collect.budget import Budget
 from nemo_gym.collect.dispatch import Dispatch
 from nemo_gym.collect.progress import Progress, ProgressState
-from nemo_gym.executors.caps import PACE, WHOLE_PACE, Instruction, Report, caps_of, in_flight_by_cap, with_caps
+from nemo_gym.executors.caps import (
+    PACE,
+    WHOLE_PACE,
+    Instruction,
+    Report,
+    caps_of,
+    in_flight_by_cap,
+    led_by_the_driver,
+    with_caps,
+)
 from nemo_gym.executors.control import LedControl
-from nemo_gym.executors.leader import led_by_the_driver
 from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME
 from nemo_gym.paths import OWN_PACKAGE_FIRST, append_own, make_folder
 from nemo_gym.process_inputs import inherited_environment

@@ -85,7 +85,9 @@ class CallLog:
         of_endpoint: dict[tuple[str, str], list[str | int]] = {}
         for started_s, ended_s, server, path in calls:
             path = path[:_MOST_PATH_CHARACTERS]
-            times = of_endpoint.setdefault((server, path), [server, path])
+            times = of_endpoint.get((server, path))
+            if times is None:
+                times = of_endpoint[server, path] = [server, path]
             times += (  # rounded, in half the time of `round`
                 int((started_s - began_s) * _MICROSECONDS + 0.5),
                 int((ended_s - started_s) * _MICROSECONDS + 0.5),
@@ -115,7 +117,7 @@ CALL_LOG: ContextVar[CallLog | None] = ContextVar("nemo_gym_call_log", default=N
 _START = itemgetter("start_s")
 
 
-def _decoded(value: str) -> Any:
+def _decoded(value: str | bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:  # names with halves of characters
@@ -129,7 +131,7 @@ def calls_of(response: Any) -> dict[str, Any]:
         return calls_told(getattr(response, "headers", None))
     for name, value in raw:
         if name.lower() == ASKED[0]:
-            return calls_told({CALLS_HEADER: value.decode("latin-1")})
+            return calls_told({CALLS_HEADER: value})
     return {}
 
 
@@ -142,14 +144,14 @@ def calls_told(headers: Any) -> dict[str, Any]:
         left_out, *endpoints = _decoded(headers[CALLS_HEADER])
         calls = [
             {
-                "server": server,
-                "path": path,
-                "start_s": start / _MICROSECONDS,
-                "duration_s": duration / _MICROSECONDS,
+                "server": endpoint[0],
+                "path": endpoint[1],
+                "start_s": endpoint[place] / _MICROSECONDS,
+                "duration_s": endpoint[place + 1] / _MICROSECONDS,
             }
-            for server, path, *times in endpoints
-            if isinstance(server, str) and isinstance(path, str)
-            for start, duration in zip(times[::2], times[1::2], strict=True)
+            for endpoint in endpoints
+            if isinstance(endpoint[0], str) and isinstance(endpoint[1], str)
+            for place in range(2, len(endpoint), 2)
         ]
         calls.sort(key=_START)
         return {"calls": calls, "calls_left_out": left_out} if int(left_out) else {"calls": calls}

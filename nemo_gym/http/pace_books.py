@@ -144,7 +144,7 @@ class Books:
         return True
 
     def unlock(self) -> None:
-        """Let others."""
+        """Give the books back, so that other processes may write to them."""
         if self.is_shared:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 

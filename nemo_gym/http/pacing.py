@@ -97,12 +97,12 @@ class FairQueue:
         return self._length
 
     def add(self, turn: "Turn") -> None:
-        """Let a call wait."""
+        """Put a call at the end of the queue of its session."""
         self._length += 1
         (self._again if turn.has_slot else self._of_session.setdefault(turn.session, deque())).append(turn)
 
     def first(self) -> "Turn":
-        """Whose turn it is."""
+        """The call whose turn it is; it stays in the queue."""
         return self._again[0] if self._again else next(iter(self._of_session.values()))[0]
 
     def pop(self) -> "Turn":
@@ -244,7 +244,7 @@ class Pacer:
             self._pay()
 
     def release(self) -> None:
-        """A call is over."""
+        """Give back the place of a call that is over."""
         self._under_way -= 1
         if self._cap is not None and self._books.went_last and self._books.others()[1]:
             self._yields_until_s = self._clock() + 1.5 * _LOOK_AGAIN_S  # who waits elsewhere finds out by looking

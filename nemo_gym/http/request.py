@@ -246,8 +246,10 @@ def with_json_body(kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs
     headers: Mapping[str, str] = JSON_HEADERS
     if given := kwargs.get("headers"):
-        headers = CIMultiDict(given)
-        headers.setdefault("Content-Type", JSON_CONTENT_TYPE)
+        headers = given
+        if type(given) is not dict or "Content-Type" not in given:
+            headers = CIMultiDict(given)
+            headers.setdefault("Content-Type", JSON_CONTENT_TYPE)
     return {**kwargs, "data": json_bytes(value), "headers": headers}
 
 

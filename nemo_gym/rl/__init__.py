@@ -18,7 +18,7 @@ _EXPORTS = {
     "GenerationConfig": "interfaces",
     "GenerationInterface": "interfaces",
     "PromptGroupRecord": "interfaces",
-    "Timer": "timer",
+    "Timer": "interfaces",
     "NemoGym": "environment",
     "NemoGymConfig": "environment",
     "setup_nemo_gym_config": "environment",

@@ -92,7 +92,7 @@ class BufferStats:
     """Reserved and never committed."""
 
     def as_metrics(self) -> dict[str, float]:
-        """For a tracker."""
+        """The numbers by name, for an experiment tracker."""
         return {f"buffer/{name}_total": float(value) for name, value in vars(self).items()}
 
 

@@ -43,11 +43,11 @@ from nemo_gym.keys import (
     RAY_HEAD_NODE_ADDRESS_KEY_NAME,
 )
 from nemo_gym.rl.calls import cancel_and_drain, deadline
-from nemo_gym.rl.captured import CapturedTokens
 from nemo_gym.rl.failures import GymTransportError, RolloutRetryPolicy, RolloutTimeouts
+from nemo_gym.rl.interfaces import Timer
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.row_dispatch import RowDispatch
-from nemo_gym.rl.timer import Timer
+from nemo_gym.rl.samples import CapturedTokens
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.runs.record import Result, Row
 

@@ -7,13 +7,14 @@ message has those of its first and its last token; if it was interrupted, `weigh
 each part, and `token_loss_mask`, if asked for, a 0 for every token that is not to be trained on.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias
 
 from typing_extensions import TypedDict
-
-from nemo_gym.rl.timer import Timer
 
 __all__ = [
     "Completion",
@@ -32,6 +33,88 @@ __all__ = [
     "Timer",
     "Tokenizer",
 ]
+
+_REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "std": lambda values: statistics.stdev(values) if len(values) > 1 else 0.0,
+    "count": lambda values: float(len(values)),
+}
+
+
+class Timer:
+    """Measures how long named steps take."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, float] = {}
+        self._measured: dict[str, list[float]] = {}
+
+    def start(self, label: str) -> None:
+        """Start a stopwatch.
+
+        Raises:
+            ValueError: it is running.
+        """
+        if label in self._running:
+            raise ValueError(f"timer {label!r} is running already; stop it first")
+        self._running[label] = time.perf_counter()
+
+    def stop(self, label: str) -> float:
+        """Stop a stopwatch and return the seconds it measured.
+
+        Raises:
+            ValueError: it is not running.
+        """
+        if label not in self._running:
+            raise ValueError(f"timer {label!r} is not running; start it first")
+        elapsed_s = time.perf_counter() - self._running.pop(label)
+        self._measured.setdefault(label, []).append(elapsed_s)
+        return elapsed_s
+
+    @contextmanager
+    def time(self, label: str) -> Iterator[None]:
+        """Measure the block."""
+        self.start(label)
+        try:
+            yield
+        finally:
+            self.stop(label)
+
+    def get_elapsed(self, label: str) -> list[float]:
+        """Every measurement of a stopwatch, in seconds.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return list(self._measured[label])
+
+    def get_latest_elapsed(self, label: str) -> float:
+        """The last measurement of a stopwatch, in seconds."""
+        return self._measured[label][-1]
+
+    def reduce(self, label: str, operation: str = "mean") -> float:
+        """One number for all measurements of a stopwatch: mean, median, min, max, sum, std or count.
+
+        Raises:
+            ValueError: there is no such operation.
+        """
+        if operation not in _REDUCTIONS:
+            raise ValueError(f"{operation!r} is no reduction; choose one of {', '.join(_REDUCTIONS)}")
+        return _REDUCTIONS[operation](self._measured[label])
+
+    def get_timing_metrics(self, reduction_op: str = "mean") -> dict[str, float]:
+        """All stopwatches that measured something, each reduced to one number."""
+        return {label: self.reduce(label, reduction_op) for label in self._measured}
+
+    def reset(self, label: str | None = None) -> None:
+        """Forget the measurements of one stopwatch, or of all."""
+        for name in [label] if label is not None else [*self._running, *self._measured]:
+            self._running.pop(name, None)
+            self._measured.pop(name, None)
+
 
 Message: TypeAlias = dict[str, Any]
 MessageLog: TypeAlias = list[Message]

@@ -228,7 +228,7 @@ class AsyncRolloutImpl:
         await self.gate.pause(abort or (None if own is None else lambda: call(own)), grace_s)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Let generation go on after it was held up."""
         self.gate.resume()
 
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:

@@ -22,6 +22,7 @@ from nemo_gym.jsonl import Line, MalformedLineError
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.paths import near_files
 from nemo_gym.row_files import iter_row_lines, read_rows
+from nemo_gym.runs.facts import bare_name
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.kinds import Kind, kind_of, require_rollouts
 from nemo_gym.runs.manifest import fingerprint, read_manifest
@@ -30,7 +31,6 @@ from nemo_gym.runs.options.choosing import ChoosingOptions, TaskRanges, selectio
 from nemo_gym.runs.read import plain_records
 from nemo_gym.runs.record import REWARD_KEY, IndexSet, KeySet, Row, SeenFilter, is_finite_number
 from nemo_gym.runs.select import Expression, field_of
-from nemo_gym.runs.tasks import bare_name
 
 logger = logging.getLogger(__name__)
 

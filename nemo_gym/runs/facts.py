@@ -2,13 +2,15 @@
 
 Records come from files that anybody may have written, so nothing is taken for granted: whatever is not as expected is
 as if it were not there, and a line that is no JSON at all is a record with the outcome `damaged`.
+
+Tasks are chosen in the same language, by their statistics and their rows: `0 < mean < 1 and level == "hard"`.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -21,6 +23,8 @@ from nemo_gym.keys import (
     ROLLOUT_INDEX_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
+from nemo_gym.metrics.columns import REWARD
+from nemo_gym.metrics.profile import STATISTICS
 from nemo_gym.runs.record import (
     ENDED_AT_KEY,
     NG_FAILURE_CLASS_KEY,
@@ -29,7 +33,7 @@ from nemo_gym.runs.record import (
     agent_name_of,
     utc_text,
 )
-from nemo_gym.runs.select import Expression, field_of
+from nemo_gym.runs.select import EXPECTED_COMPARISON, Expression, Holds, Lookup, Name, field_of
 
 PLACES = ("offset", "length", "line")
 COLUMNS = (
@@ -75,6 +79,13 @@ _BULK = frozenset(
 """What has a column of its own, or is too large for one."""
 _LARGEST = 2.0**53
 _REQUEST, _RESPONSE = b'{"responses_create_params":{', b',"response":{'
+_NOTHING: dict[str, Any] = {}
+_DAMAGED = (None, None, None, None, None, DAMAGED, *(None,) * (len(COLUMNS) - 6))
+_OF_ROW = "row."
+Profile: TypeAlias = Mapping[str, Any]
+"""One task of a reward profile."""
+PASS_RATE = "pass_rate"
+_COUNTS = ("num_rollouts", "expected_num_rollouts", "missing_num_rollouts", "reward_profile_completion_pct")
 
 
 def read_leniently(content: bytes) -> Any:
@@ -148,10 +159,6 @@ def facts_of(record: Any, *, is_failure: bool) -> tuple[Any, ...]:
         start,
         end,
     )
-
-
-_NOTHING: dict[str, Any] = {}
-_DAMAGED = (None, None, None, None, None, DAMAGED, *(None,) * (len(COLUMNS) - 6))
 
 
 def number(value: Any) -> float | None:
@@ -323,4 +330,66 @@ class RolloutFilter:
             self.expression.require_known(known, [*COLUMNS, *sorted(self._fields - {*COLUMNS})])
 
 
-_OF_ROW = "row."
+def parse_for_tasks(expression: str, option: str) -> Expression:
+    """An expression about tasks, in which a quoted text that begins with a statistic and a slash is a name."""
+    return Expression.parse(expression, option, is_name=_is_statistic)
+
+
+def _is_statistic(name: str) -> bool:
+    return "/" in name and name.partition("/")[0] in STATISTICS
+
+
+def select_tasks(
+    expression: str,
+    profiles: Sequence[Profile],
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    option: str = "+select",
+) -> list[int]:
+    """The positions of the profiles for which `expression` holds.
+
+    Names are statistics of the reward (`mean`), counts, `<statistic>/<field>`, and fields of the task's row: those of
+    `rows`, else of the profile's sample.
+
+    Raises:
+        SelectError: it is not an expression, or uses a name that no profile has.
+    """
+    parsed = parse_for_tasks(expression, option)
+    statistics = known_names(profiles)
+    if rows is None:
+        rows = [profile.get("sample") or {} for profile in profiles]
+    of_rows = {name for name in parsed.names() if any(field_of(row, bare_name(name)) is not None for row in rows)}
+    parsed.require_known({*statistics, *of_rows}, statistics)
+    for node, value in parsed.values():
+        if isinstance(node, Holds) and isinstance(value, Name) and value.name in statistics:
+            parsed.refuse(value.position, EXPECTED_COMPARISON)
+    own = frozenset(statistics)
+    return [place for place, both in enumerate(zip(profiles, rows, strict=True)) if parsed.holds(_of_task(*both, own))]
+
+
+def _of_task(profile: Profile, row: Mapping[str, Any], statistics: frozenset[str]) -> Lookup:
+    def value(name: str) -> Any:
+        if name == PASS_RATE:
+            return pass_rate(profile)
+        if name in statistics:
+            return profile.get(f"{name}/{REWARD}" if name in STATISTICS else name)
+        return field_of(row, bare_name(name))
+
+    return value
+
+
+def bare_name(name: str) -> str:
+    """The field that a name means when it means a field of the row."""
+    return name.removeprefix("record.").removeprefix("row.")
+
+
+def known_names(profiles: Iterable[Profile]) -> list[str]:
+    """Every statistic and count an expression may use."""
+    keys = {key for profile in profiles for key in profile if _is_statistic(key)}
+    of_reward = [statistic for statistic in STATISTICS if f"{statistic}/{REWARD}" in keys]
+    return [*of_reward, *([PASS_RATE] if of_reward else []), *_COUNTS, *sorted(keys)]
+
+
+def pass_rate(profile: Profile) -> float | None:
+    """The share of a task's scored rollouts with a reward of at least 1; None when none is scored."""
+    rewards = [info[REWARD] for info in profile.get("rollout_infos", ()) if isinstance(info.get(REWARD), int | float)]
+    return sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else None

@@ -36,7 +36,7 @@ class Tally:
     passed: int = 0
 
     def add(self, reward: float) -> None:
-        """Count one."""
+        """Count the reward of one more repeat."""
         self.n += 1
         before = reward - self.mean
         self.mean += before / self.n

@@ -64,7 +64,7 @@ class TokenCaptureStore:
 
     @property
     def root(self) -> Path:
-        """The folder."""
+        """The folder that all files of the store are in."""
         return self._root
 
     def path_for(self, rollout_id: str) -> Path:

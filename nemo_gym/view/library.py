@@ -36,7 +36,7 @@ class Library:
 
     @property
     def name(self) -> str:
-        """What was given."""
+        """The paths that were given, as one text."""
         return ", ".join(map(str, self._roots))
 
     def close(self) -> None:

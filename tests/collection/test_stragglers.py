@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.collect.dispatch import Dispatch
-from nemo_gym.collect.ordering import RowOrder
-from nemo_gym.collect.policies import Policy
-from nemo_gym.collect.stragglers import FinishAt
+from nemo_gym.collect.policies import FinishAt, Policy, RowOrder
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 from nemo_gym.runs.record import Row
 from nemo_gym.runs.resume import Plan

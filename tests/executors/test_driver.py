@@ -21,7 +21,7 @@ from nemo_gym.collect.stopping import StopKind
 from nemo_gym.collect.summary import RunSummary
 from nemo_gym.errors import ConfigError
 from nemo_gym.executors.base import Job
-from nemo_gym.executors.caps import PACE, TOTAL, WHOLE_PACE, Board, Instruction, Report
+from nemo_gym.executors.caps import PACE, TOTAL, WHOLE_PACE, Board, Instruction, Leader, Report
 from nemo_gym.executors.driver import (
     MAX_LOSSES,
     Driver,
@@ -31,7 +31,6 @@ from nemo_gym.executors.driver import (
     run_in_shards,
     summary_of,
 )
-from nemo_gym.executors.leader import Leader
 from nemo_gym.executors.ray import task_options
 from nemo_gym.executors.shard import ShardEnd, ShardOrder, run_shard
 from nemo_gym.rollout_collection import RolloutCollectionHelper

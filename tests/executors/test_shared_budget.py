@@ -7,8 +7,7 @@ import yaml
 
 from nemo_gym.collect.progress import Progress
 from nemo_gym.collect.stopping import StopKind
-from nemo_gym.executors.budget import Budgets, BudgetShares, add_spending, spent_before
-from nemo_gym.executors.caps import TOTAL, Board
+from nemo_gym.executors.caps import TOTAL, Board, Budgets, BudgetShares, add_spending, spent_before
 from nemo_gym.executors.driver import Driver, summary_of
 from nemo_gym.executors.shard import ShardOrder
 from nemo_gym.runs.options import RolloutCollectionConfig

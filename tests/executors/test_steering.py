@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 from nemo_gym.collect.stopping import StopKind
 from nemo_gym.errors import ConfigError
 from nemo_gym.executors.base import Job
-from nemo_gym.executors.budget import Budgets
-from nemo_gym.executors.caps import Board
+from nemo_gym.executors.caps import Board, Budgets
 from nemo_gym.executors.driver import run_in_shards
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import address_in

@@ -5,9 +5,8 @@ import math
 import pytest
 
 from nemo_gym.rl import groups as advantages
-from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, PromptGroupRecord, Timer
 from nemo_gym.rl.rewards import calculate_single_metric, pct
-from nemo_gym.rl.timer import Timer
 
 
 def group(*rewards: float) -> PromptGroupRecord:

@@ -24,10 +24,9 @@ from nemo_gym.rl.failures import (
     RolloutTimeouts,
     classify_rollout_failure,
 )
-from nemo_gym.rl.interfaces import Completion, DatumSpec, EnvironmentReturn, GenerationConfig, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, DatumSpec, EnvironmentReturn, GenerationConfig, PromptGroupRecord, Timer
 from nemo_gym.rl.rewards import calculate_rewards
 from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager, TokenizerType
-from nemo_gym.rl.timer import Timer
 
 torch = pytest.importorskip("torch", reason="tensors are compared: install the extra `rl` (make test-rl)")
 

@@ -13,7 +13,7 @@ from nemo_gym.collect.dispatch import Dispatch
 from nemo_gym.collect.examples import RunSlots
 from nemo_gym.collect.failures import RetryPauses
 from nemo_gym.errors import ConfigError
-from nemo_gym.executors.leader import Leader
+from nemo_gym.executors.caps import Leader
 from nemo_gym.runs.manifest import RunManifest
 from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig, describe
 from nemo_gym.runs.options.steering import Bounds

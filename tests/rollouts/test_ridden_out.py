@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.collect.run_servers import RetryLedger, retried_text
+from nemo_gym.collect.server_health import RetryLedger, retried_text
 
 X = "\N{MULTIPLICATION SIGN}"
 URL = "http://10.0.0.1/v1"

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.errors import ConfigError
+from nemo_gym.runs.facts import known_names, pass_rate, select_tasks
 from nemo_gym.runs.select import Expression, SelectError, field_of
-from nemo_gym.runs.tasks import known_names, pass_rate, select_tasks
 
 PROFILES: list[dict[str, Any]] = [
     {

@@ -45,8 +45,7 @@ def main(config: CompareConfig) -> None:
 
 
 def _write_files(config: CompareConfig, comparison: "Comparison", verdicts: "list[Verdict]") -> None:
-    from nemo_gym.compare.page import render_page
-    from nemo_gym.compare.report import as_csv, as_junit, as_markdown, to_json_text
+    from nemo_gym.compare.report import as_csv, as_junit, as_markdown, render_page, to_json_text
     from nemo_gym.paths import write_aside
 
     texts = {

@@ -215,10 +215,10 @@ def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) 
     Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
     """
     pairs = tuple(given.items() if hasattr(given, "items") else given)
-    own: tuple[tuple[bytes, bytes], ...] = ()
+    own: list[tuple[bytes, bytes]] = []
     if ROLLOUT_HEADER in given or ATTEMPT_HEADER in given:
-        own = tuple((_OF_ONE_ROLLOUT[name], str(value).encode()) for name, value in pairs if name in _OF_ONE_ROLLOUT)
-        pairs = tuple(pair for pair in pairs if pair[0] not in _OF_ONE_ROLLOUT)
+        own = [(_OF_ONE_ROLLOUT[name], str(value).encode()) for name, value in pairs if name in _OF_ONE_ROLLOUT]
+        pairs = tuple([pair for pair in pairs if pair[0] not in _OF_ONE_ROLLOUT])
     has_body = data is not None or method in _HAVE_BODIES
     headers = [*_fixed_headers(pairs, base_url, has_body, isinstance(data, str)), *own]
     if body or method not in ("GET", "HEAD", "OPTIONS", "TRACE"):

@@ -244,20 +244,21 @@ def _read_cookie(header: bytes) -> ReceivedCookie | None:
         morsel.set(name, _DECODER.value_decode(coded)[0], coded)
     except CookieError:
         return None
-    dict.update(morsel, _attributes(attributes))
-    morsel.plain_pair = f"{name}={coded}" if is_plain(morsel) else None
+    read, applies_everywhere = _attributes(attributes)
+    dict.update(morsel, read)
+    morsel.plain_pair = f"{name}={coded}" if applies_everywhere else None
     return morsel
 
 
 @bounded_cache(1024)
-def _attributes(text: str) -> Morsel[str]:
-    """What follows the pair in a `Set-Cookie` header: the same for every cookie of a server."""
+def _attributes(text: str) -> tuple[Morsel[str], bool]:
+    """What follows the pair in a `Set-Cookie` header, and `is_plain` of it: the same for every cookie of a server."""
     read: Morsel[str] = Morsel()
     for attribute in text.split(";"):
         key, _, value = attribute.strip().partition("=")
         if read.isReservedKey(key):
             read[key] = True if key.lower() in _FLAGS else value
-    return read
+    return read, is_plain(read)
 
 
 def is_plain(morsel: Morsel[str]) -> bool:

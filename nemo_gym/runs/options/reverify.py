@@ -99,7 +99,7 @@ class RolloutReverificationConfig(UploadRolloutsConfigMixin, BaseNeMoGymCLIConfi
 
     @property
     def materialized_inputs(self) -> Path:
-        """Their rows."""
+        """The file with the rows that these rollouts were made of."""
         if self.materialized_inputs_jsonl_fpath is None:
             return RolloutPaths(self.rollouts).materialized_inputs
         return Path(self.materialized_inputs_jsonl_fpath).expanduser()
