@@ -1,5 +1,6 @@
 """Model calls of a running server, captured: every dialect, streamed or not, answered or failed."""
 
+import contextlib
 import json
 import stat
 import urllib.error
@@ -124,6 +125,19 @@ def test_failures_are_captured_with_what_kind_they_are(url: str, folder: Path) -
     assert calls[0].status_code == 429
     assert calls[1].status_code == 200
     assert calls[3].request_raw == '{"input"'
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_a_request_with_a_number_that_json_does_not_know_is_kept_as_text(url: str, folder: Path, word: str) -> None:
+    rollout_id = f"odd{word.strip('-')}{len(word)}-{url.rpartition(':')[2]}"
+    body = b'{"model":"m","input":"hi","metadata":{},"temperature":%b}' % word.encode()
+    asked = urllib.request.Request(
+        f"{url}/ng-rollout/{rollout_id}/v1/responses", body, {"content-type": "application/json"}
+    )
+    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(asked, timeout=30):
+        pass
+    (call,), invalid = CaptureStore(folder).read_available(rollout_id)
+    assert (invalid, call[1]["request"], call[1]["request_raw"]) == (0, None, body.decode())
 
 
 @pytest.mark.parametrize("rollout_id", ["a%20b", "%C3%A4"])
