@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HELP_OPTION = re.compile(r"(\+\+|\+)?(h|help)=(true|yes|on|1)", re.IGNORECASE)
-_LACKING = re.compile(r"\+(?P<key>\w+)=<(?P<kind>[^>]*)> is required")
+_LACKING = re.compile(r"\+(?P<key>\w+)=<(?P<kind>[^<>]*)> is required")
 _EXAMPLES = re.compile(r"^Examples?:[ \t]*$", re.MULTILINE)
 _FIXED_LINE = re.compile(r"^(\s|[-*] |\d+\. |```)", re.MULTILINE)
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

@@ -19,8 +19,8 @@ from nemo_gym.schemas.cli_config import Shortcuts
 
 _HISTORY = {"changelog.md", "compatibility.md"}
 """Pages that speak of what was, or is elsewhere."""
-_NO_COMMANDS = {"ng_check_rows", "ng_gitlab_to_hf_dataset", "ng_stop_reason", *OBSERVED_KEYS}
-"""A route, a command of the original, fields."""
+_NO_COMMANDS = {"ng_check_rows", "ng_gitlab_to_hf_dataset", "ng_replicable", "ng_stop_reason", *OBSERVED_KEYS}
+"""Routes, a command of the original, fields."""
 _MADE_UP = {"key", "name", "outer", "list", "map", "note", "nothing", "flag", "number", "agent_nam"}
 """Stand for any option, or for a mistake."""
 

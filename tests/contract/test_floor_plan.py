@@ -25,7 +25,6 @@ APART_FROM_THEIR_READER = {
     "recording/requests.py": "a subject of its own: which calls are the same",
     "sandbox/config.py": "a name that programs elsewhere import",
     "sandbox/utils.py": "a name that programs elsewhere import",
-    "workers/pool.py": "loaded only when there is work for it",
 }
 """Modules with one importer, in the same folder, that would fit into it, and why they do not belong there."""
 
