@@ -3,13 +3,19 @@
 Loading a command takes a few tenths of a second, in which Ctrl-C would end it with a traceback out of whatever is
 being imported. Nothing has been done by then that would have to be undone, so it ends on the spot, until the command
 takes over. For that this module, and the two packages it lies in, import next to nothing.
+
+Commands that start servers have a host process load its libraries meanwhile (`launch/waiting_host.py`).
 """
 
 import _signal as signal  # type: ignore[import-not-found]  # the C module: `signal` itself loads `enum` first
 import os
+import sys
 
 _EXIT_CTRL_C = 130
 _STDERR = 2
+_STARTS_SERVERS = frozenset({"run", "e2e_collect_rollouts"})
+_NEEDS_NO_SERVERS = ("help", "-h", "dry_run", "plan", "executor")
+"""In an argument: the command will most likely start none."""
 
 
 def _end_at_once(signal_number: int, frame: object) -> None:
@@ -24,9 +30,19 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it otherwise
         signal.signal(signal.SIGINT, _end_at_once)
+    if name in _STARTS_SERVERS and _will_start_servers(name):
+        from nemo_gym.launch import waiting_host
+
+        waiting_host.start()
     from importlib import import_module
 
     return import_module(f"nemo_gym.cli.commands.{name}").main
+
+
+def _will_start_servers(name: str) -> bool:
+    """Whether this process is the console script, not a program that looks at it, and its arguments ask for servers."""
+    is_script = os.path.basename(sys.argv[0]) in (f"ng_{name}", f"nemo_gym_{name}")  # noqa: PTH119 - loads nothing
+    return is_script and not any(word in given for given in sys.argv[1:] for word in _NEEDS_NO_SERVERS)
 
 
 class _Interruptible:

@@ -33,6 +33,7 @@ from nemo_gym.errors import (
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict
 from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.pace_books import share_pace
+from nemo_gym.launch import waiting_host
 from nemo_gym.launch.fleet import Fleet
 from nemo_gym.launch.plan import (
     PlannedServer,
@@ -238,6 +239,7 @@ class RunHelper:
         for replica in range(context.hosts.first if hosted else 0):
             name = f"host {replica}" if replica else "host"
             self._fleet.start(Host(name, hosted, replica, context))
+        waiting_host.end()  # nothing is hosted
         for server in planned:
             if server.isolation != "hosted":
                 self._fleet.start(Alone(server, pythons.python_for(server), context))

@@ -40,6 +40,7 @@ from nemo_gym.keys import (
     RUN_ID_KEY_NAME,
     UV_CACHE_DIR_KEY_NAME,
 )
+from nemo_gym.launch import waiting_host
 from nemo_gym.launch.plan import PlannedServer, root_of
 from nemo_gym.launch.process import ChildProcess, CommandLine, ServerOutput
 from nemo_gym.launch.requirements import own_root_for_path, running_site_packages, search_path
@@ -224,17 +225,28 @@ class Host(Unit):
         return code
 
     def _launch(self) -> None:
+        self.child, reading = self._waiting() or self._started()
+        child = self.child
+        self._listener = threading.Thread(target=self._listen, args=(reading, child), name="host events", daemon=True)
+        self._listener.start()
+
+    def _waiting(self) -> tuple[ChildProcess, int] | None:
+        """The process that has been started for this already, if there is one, and where it tells events."""
+        waiting = None if self.replica else waiting_host.take()
+        if waiting is None or not waiting.is_there:
+            return None
+        process = waiting.become(self._arguments(), self._host_environment(self._context.hosts.first))
+        return ChildProcess(process, self.output.write, self._context.warden), waiting.events
+
+    def _started(self) -> tuple[ChildProcess, int]:
         reading, writing = os.pipe()
         try:
-            child = ChildProcess(self._process(writing), self.output.write, self._context.warden)
+            return ChildProcess(self._process(writing), self.output.write, self._context.warden), reading
         except BaseException:
             os.close(reading)
             raise
         finally:
             os.close(writing)
-        self.child = child
-        self._listener = threading.Thread(target=self._listen, args=(reading, child), name="host events", daemon=True)
-        self._listener.start()
 
     def _process(self, events: int) -> "CommandLine | Forked":
         hosts = max(self._context.hosts.first, self.replica + 1)
@@ -243,18 +255,23 @@ class Host(Unit):
                 return self.spawner.fork(self.replica, hosts, events)
             except OSError as error:
                 logger.warning("%s is started anew, since it cannot be forked: %s", self.name, error)
-        arguments = ["--events-fd", str(events), "--replica", str(self.replica)]
-        arguments += ["--tell-load"] if self._context.hosts.may_grow else []
-        return self.command([*arguments, *self.servers], hosts, events)
+        return self.command(["--events-fd", str(events), *self._arguments()], hosts, events)
+
+    def _arguments(self) -> list[str]:
+        load = ["--tell-load"] if self._context.hosts.may_grow else []
+        return ["--replica", str(self.replica), *load, *self.servers]
 
     def command(self, arguments: Sequence[str], hosts: int, descriptor: int) -> CommandLine:
         """How the program of hosts is started, one of so many, with a descriptor that stays open in it."""
+        program = [sys.executable, "-P", "-m", "nemo_gym.servers.host"]
+        return CommandLine([*program, *arguments], None, self._host_environment(hosts), (descriptor,))
+
+    def _host_environment(self, hosts: int) -> dict[str, str]:
         environment = self._environment("")
         del environment[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
         environment[NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME] = str(hosts)
         environment["PYTHONPATH"] = host_python_path(environment.get("PYTHONPATH"))
-        program = [sys.executable, "-P", "-m", "nemo_gym.servers.host"]
-        return CommandLine([*program, *arguments], None, environment, (descriptor,))
+        return environment
 
     def _listen(self, descriptor: int, child: ChildProcess) -> None:
         with os.fdopen(descriptor, encoding="utf-8") as stream:

@@ -1,8 +1,9 @@
 """Many servers in one process: each keeps its own port, calls between them stay in memory.
 
-Started by the launcher as `python -m nemo_gym.servers.host --events-fd N --replica R NAME...`, or forked by a process
-that the launcher started with `--forks-fd N` instead: it has loaded what hosts need, has no threads and no event loop,
-and becomes a host itself never. What it has loaded, the hosts that it forks share.
+Started by the launcher as `python -m nemo_gym.servers.host --events-fd N --replica R NAME...`; or with `--orders-fd N`
+before the launcher knows the rest, which it tells there; or forked by a process that the launcher started with
+`--forks-fd N`: it has loaded what hosts need, has no threads and no event loop, and never becomes a host itself. What
+it has loaded, the hosts that it forks share.
 
 It tells the launcher, one JSON object per line, which instances are ready, which it cannot
 host (these get a process of their own), which refuse their block of the config and which cannot be started at
@@ -63,6 +64,11 @@ BUSY_FOR_S = 1.0
 BUSY_LATE_S = 0.1
 """How late its event loop comes round, on average, from which on it is busy, too."""
 _MOST_BYTES = 4096
+_OF_EVERY_SERVER = (
+    "nemo_gym.base_resources_server",
+    "nemo_gym.base_responses_api_agent",
+    "nemo_gym.base_responses_api_model",
+)
 
 
 class _Load:
@@ -219,12 +225,18 @@ class Place(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Host the named instances until stopped."""
     parser = argparse.ArgumentParser(prog="nemo_gym.servers.host")
+    parser.add_argument("--orders-fd", type=int)
     parser.add_argument("--events-fd", type=int)
     parser.add_argument("--forks-fd", type=int)
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--tell-load", action="store_true")
-    parser.add_argument("names", nargs="+")
+    parser.add_argument("names", nargs="*")
     given = parser.parse_args(arguments)
+    if given.orders_fd is not None:
+        orders = _await_orders(given.orders_fd)
+        if orders is None:
+            return 0
+        given = parser.parse_args(orders)
     prefix_output("host")
     config = get_global_config_dict()
     setup_logging(verbose=bool(config.get(VERBOSE_KEY_NAME)))
@@ -242,6 +254,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent(place.parent_pid)
     with os.fdopen(place.events_fd, "w") as stream:
         return runtime.run(_host(given.names, place, Events(stream)))
+
+
+def _await_orders(descriptor: int) -> list[str] | None:
+    """Load what every server is made of, then wait for the arguments of this process; None if it is not needed.
+
+    Its environment comes with them, and takes the place of the one that it was started with.
+    """
+    for module in _OF_EVERY_SERVER:
+        importlib.import_module(module)
+    with os.fdopen(descriptor, "rb") as stream:
+        text = stream.read()
+    if not text:
+        return None
+    orders = json.loads(text)
+    os.environ.clear()
+    os.environ.update(orders["environment"])
+    sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in sys.path]
+    return list(orders["arguments"])
 
 
 def _fork_hosts(launcher: sockets.socket, names: list[str]) -> Place | None:
