@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TextIO, TypeVar
 
 from pydantic import BaseModel
 
-from nemo_gym.cli.entry import interruptible
+from nemo_gym.cli.entry import end_after_a_page, interruptible
 from nemo_gym.cli.registry import HELP_OPTIONS, all_options, bare_name, shortcuts_of
 from nemo_gym.cli.tree import spelled_as_gym
 from nemo_gym.config.options import Option, meanings_of, options_of, validate_options
@@ -134,6 +134,7 @@ def print_help(program: str, doc: str | None, config_class: type[BaseModel], *, 
         program, doc, config_class, reads_config=reads_config, width=page_width(), styled=is_styled(sys.stdout)
     )
     print(page, end="", flush=True)
+    end_after_a_page()
     raise SystemExit(0)
 
 

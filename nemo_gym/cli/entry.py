@@ -4,10 +4,13 @@ Loading a command takes a few tenths of a second, in which Ctrl-C would end it w
 being imported. Nothing has been done by then that would have to be undone, so it ends on the spot, until the command
 takes over. For that this module, and the two packages it lies in, import next to nothing.
 
-Commands that start servers have a host process load its libraries meanwhile (`launch/waiting_host.py`).
+What a command loads stays until it ends, so nobody looks for garbage in it meanwhile; a page that has been printed
+leaves nothing to be put away, and its process ends on the spot, too. Commands that start servers have a host process
+load its libraries meanwhile (`launch/waiting_host.py`).
 """
 
 import _signal as signal  # type: ignore[import-not-found]  # the C module: `signal` itself loads `enum` first
+import gc
 import os
 import sys
 
@@ -30,6 +33,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it otherwise
         signal.signal(signal.SIGINT, _end_at_once)
+        gc.disable()
     if name in _STARTS_SERVERS and _will_start_servers(name):
         from nemo_gym.launch import waiting_host
 
@@ -37,6 +41,12 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return import_module(f"nemo_gym.cli.commands.{name}").main
+
+
+def end_after_a_page() -> None:
+    """End the process if it is a console script that has printed, and flushed, all that it was asked for."""
+    if signal.getsignal(signal.SIGINT) is _end_at_once:
+        os._exit(0)
 
 
 def _will_start_servers(name: str) -> bool:
@@ -57,6 +67,7 @@ class _Interruptible:
         self._is_ours = signal.getsignal(signal.SIGINT) is _end_at_once
         if self._is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            gc.enable()
 
     def __exit__(self, *error: object) -> None:
         if self._is_ours:

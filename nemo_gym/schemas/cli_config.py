@@ -79,6 +79,8 @@ DEPRECATED_UPLOAD_ROLLOUTS_KEY = "upload_rollouts_to_wandb"
 class UploadRolloutsConfigMixin(BaseModel):
     """Whether rollouts are uploaded, for arguments of commands that make some."""
 
+    model_config = ConfigDict(defer_build=True)
+
     upload_rollouts: bool = True
     """Upload the rollouts to the experiment tracker, if one is configured."""
 
