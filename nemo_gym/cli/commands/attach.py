@@ -9,7 +9,6 @@ from nemo_gym.collect.line import COLLECTING, Snapshot, view_for
 from nemo_gym.errors import GymError
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import is_being_written
-from nemo_gym.runs.manifest import read_manifest
 from nemo_gym.runs.sockets import ask, find_run
 from nemo_gym.schemas.cli_config import AttachConfig
 
@@ -69,6 +68,8 @@ def _snapshot(address: Path) -> Snapshot:
 
 
 def _tell_end(paths: RolloutPaths) -> int:
+    from nemo_gym.runs.manifest import read_manifest  # not for a help page
+
     manifest = read_manifest(paths.manifest)
     counts = {} if manifest is None else manifest.counts
     if "expected" not in counts:
