@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.lab import EXIT_INCOMPLETE, EXIT_OK, Job, Lab
@@ -78,13 +79,18 @@ def _append(path: Path, chance: random.Random) -> None:
 def file_changed(lab: Lab) -> Tally:
     """The run says so and fails; what is lost is made again."""
     job = Job(lab, lab.shared.steady, rows=60)
+
+    def has_more_than(finished: int) -> bool:
+        return job.finished > finished
+
     for change in (_cut, _append, _empty):
+        before = job.finished
         with job.collecting() as collector:
 
             def strike(change: Callable[[Path, random.Random], None] = change) -> None:
                 change(job.output, lab.chance)
 
-            collector.wait_until(lambda: job.finished > 0)
+            collector.wait_until(partial(has_more_than, before))  # it has opened the file
             if job.at_a_random_moment(collector, strike, upto=0.5):
                 job.tally.injected -= 1
                 code = collector.wait()
