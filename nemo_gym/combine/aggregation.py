@@ -19,6 +19,7 @@ from nemo_gym.collect.metrics import (
     AgentRecords,
     add_costs,
     add_failures,
+    large_answer,
     values_for_tracking,
     write_metrics,
 )
@@ -30,8 +31,9 @@ from nemo_gym.combine.metrics import (
     Hooks,
     Intake,
     MetricsSource,
+    RecordTexts,
     compute_metrics,
-    needs_records,
+    keeps_of,
     read_shards,
     request_of,
 )
@@ -39,7 +41,7 @@ from nemo_gym.combine.shards import ShardFiles, ShardSet, check_configs, check_s
 from nemo_gym.errors import ConfigError, listed
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
-from nemo_gym.http.request import get_response_json, raise_for_status
+from nemo_gym.http.request import parse_json, raise_for_status, whole_body
 from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.paths import remove_debris
 from nemo_gym.runs.files import RolloutPaths
@@ -179,9 +181,11 @@ class RunningServers:
         return await self._watch.guard(agent, self._ask(agent, records))
 
     async def _ask(self, agent: str, records: Collection[Result]) -> object:
-        response = await self.client.post(server_name=agent, url_path=AGGREGATE_PATH, **request_of(records))
+        request = records.as_request() if isinstance(records, RecordTexts) else request_of(records)
+        response = await self.client.post(server_name=agent, url_path=AGGREGATE_PATH, **request)
         await raise_for_status(response)
-        return await get_response_json(response)
+        body = await whole_body(response)
+        return large_answer(body) or parse_json(body, response)
 
 
 class RolloutAggregationHelper(BaseModel):
@@ -263,7 +267,7 @@ async def _combined(
 ) -> AggregationSummary:
     index = RecordIndex(summary.files.shards)
     asked = _asked_of_narrowed(index.paths, manifests)
-    merged, intake = read_shards(index, lambda agent: needs_records(source, agent), config.on_duplicate, asked)
+    merged, intake = read_shards(index, lambda agent: keeps_of(source, agent), config.on_duplicate, asked)
     summary.note_records(index, merged, intake)
     summary.expectations = find_expectations(index, merged.order, manifests, summary.files.without_rollouts)
     summary.expectations.is_known &= not summary.shards.missing

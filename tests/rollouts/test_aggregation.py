@@ -10,7 +10,7 @@ import pytest
 
 from nemo_gym.collect.metrics import AgentMetrics, AggregationError, write_metrics
 from nemo_gym.combine.aggregation import AggregationSummary, RolloutAggregationHelper
-from nemo_gym.combine.metrics import Hooks, as_sent, request_of
+from nemo_gym.combine.metrics import Hooks, RecordTexts, as_sent, request_of
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.client import ServerClient
@@ -431,3 +431,23 @@ def test_the_file_is_the_same_whether_its_tasks_are_at_hand_or_read_one_by_one(
         written = (tmp_path / "whole.json").read_bytes()
         assert written == orjson.dumps([each.as_entry() for each in whole], option=orjson.OPT_INDENT_2)
         assert (tmp_path / "streamed.json").read_bytes() == written
+
+
+@pytest.mark.parametrize("count", [0, 1, 256, 600])
+def test_records_that_are_kept_as_text_are_sent_in_order_piece_by_piece(count: int) -> None:
+    records = [{"_ng_task_index": n, "_ng_rollout_index": 0, "reward": 1.0, "t": "\ud800"} for n in range(count)]
+    kept = RecordTexts()
+    for record in reversed(records):
+        kept.append(record)
+    in_order = kept.in_order(list(range(count))[::-1])
+
+    async def sent() -> list[bytes]:
+        return [piece async for piece in in_order.as_request()["data"]]
+
+    pieces = asyncio.run(sent())
+    whole = b"".join(pieces)
+    assert whole == request_of(records)["data"] == request_of(in_order)["data"]
+    assert in_order.as_request()["headers"]["Content-Length"] == str(len(whole))
+    assert len(pieces) == count // 257 + 1 + (count > 0)
+    assert [record["_ng_task_index"] for record in in_order] == list(range(count))
+    assert len(in_order.scores) == count
