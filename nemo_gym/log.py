@@ -39,6 +39,8 @@ class Repeats:
     def __init__(self, quiet_s: float = _QUIET_S) -> None:
         self._quiet_s = quiet_s
         self._told: dict[tuple[str, int, str], _Told] = {}
+        self._forgotten: list[_Told] = []
+        """Those that made room for newer ones while there was something left to say of them."""
 
     def remark_on(self, record: logging.LogRecord) -> str | None:
         """What to add to a warning that is to be written; None when it is only to be counted."""
@@ -49,16 +51,19 @@ class Repeats:
             told.more += 1
             return None
         if told is None and len(self._told) >= _MOST_REMEMBERED:
-            del self._told[next(iter(self._told))]
+            oldest = self._told.pop(next(iter(self._told)))
+            if oldest.more:
+                self._forgotten.append(oldest)
         self._told[key] = _Told(now_s, text)
         return f" ({_more(told.more)})" if told is not None and told.more else ""
 
     def rest(self) -> list[str]:
         """What was counted since the last time, one line for each warning."""
-        counted = [told for told in self._told.values() if told.more]
+        counted = [*self._forgotten, *(told for told in self._told.values() if told.more)]
         lines = [f"{_more(told.more)}: {told.text.partition(chr(10))[0][:_SHORT]}" for told in counted]
         for told in counted:
             told.more = 0
+        self._forgotten.clear()
         return lines
 
     def forget(self) -> None:

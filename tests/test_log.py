@@ -83,6 +83,18 @@ def test_equal_warnings_are_counted_and_told_again_after_a_while(monkeypatch: py
     assert repeats.rest() == []
 
 
+def test_nothing_that_was_counted_is_lost_among_many_kinds_of_warnings() -> None:
+    repeats, kinds = Repeats(quiet_s=30), 2_000
+    for text in (f"kind {number}" for number in range(kinds) for _ in range(1 + number % 3)):
+        repeats.remark_on(logging.LogRecord("nemo_gym.x", logging.WARNING, __file__, 1, text, None, None))
+
+    told = repeats.rest()
+
+    expected = [f"… {number % 3} more like this: kind {number}" for number in range(kinds) if number % 3]
+    assert sorted(told) == sorted(expected)
+    assert repeats.rest() == []
+
+
 def test_what_was_counted_is_told_when_the_process_ends() -> None:
     program = (
         "import logging; from nemo_gym.log import setup_logging; setup_logging(); "
