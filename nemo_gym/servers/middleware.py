@@ -99,9 +99,8 @@ class Failures:
             )
             return line
         line = str(error)
-        began_elsewhere = isinstance(error, ServerResponseError) and error.error_server is not None
         logger.log(
-            logging.DEBUG if began_elsewhere else logging.WARNING,
+            logging.DEBUG if _is_told_elsewhere(error) else logging.WARNING,
             "%s: %s failed: %s",
             self.instance_name,
             path,
@@ -109,6 +108,18 @@ class Failures:
             extra={SAME_AS: f"{self.instance_name} {path} {without_numbers(line)}"},
         )
         return line
+
+
+def _is_told_elsewhere(error: Exception) -> bool:
+    """Whether the server where a failure began has logged it, or the first that was told of it.
+
+    What an author's code refuses with an `HTTPException` is often part of the play, such as a tool's answer to a model,
+    and becomes worth a line only when it makes a caller fail. A body that is not understood is logged where it came.
+    """
+    if not isinstance(error, ServerResponseError) or error.error_server is None:
+        return False
+    is_refusal = error.error_class == "HTTPException" and error.error_status != HTTPStatus.UNPROCESSABLE_ENTITY
+    return not is_refusal or error.status != error.error_status
 
 
 class ErrorMiddleware:

@@ -57,6 +57,22 @@ def test_an_error_of_an_inner_server_keeps_its_text_and_its_origin(probe: Runnin
     assert failed.headers["x-nemo-gym-error-class"] == "ValueError"
 
 
+def test_what_a_server_refuses_is_logged_once_when_it_makes_a_caller_fail(probe: Running) -> None:
+    assert probe.call("/teapot").status == 418
+    assert "short and stout" not in probe.log.read_text()
+
+    failed = probe.call("/relay?to=/relay%3Fto=/teapot")
+
+    assert failed.status == 500
+    assert failed.headers["x-nemo-gym-error-status"] == "418"
+    wait_until(lambda: "short and stout" in probe.log.read_text())
+    log = probe.log.read_text().replace("(probe_one) ", "")
+    assert [line for line in log.splitlines() if "short and stout" in line] == [
+        f"Warning: probe_one: /relay failed: 418 I'm a Teapot from POST {probe.url}/teapot "
+        "[failed in 'probe_one': HTTPException, status 418]: short and stout"
+    ]
+
+
 def test_a_handler_that_exits_does_not_take_the_server_with_it(probe: Running) -> None:
     left = probe.call("/leave")
 
