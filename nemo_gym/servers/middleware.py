@@ -7,7 +7,7 @@ say in headers where the innermost failure happened. A caller that vanished canc
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
@@ -40,6 +40,19 @@ logger = logging.getLogger(__name__)
 
 _ERROR_SERVER_HEADER = ERROR_SERVER_HEADER.encode()
 _RUN_PATH = "/run"
+
+CALLER = "nemo_gym.caller"
+"""In the ASGI scope of a request over a connection that tells when it is lost: its `Caller`."""
+
+
+class Caller:
+    """Whoever waits at the other end of a connection for one answer."""
+
+    __slots__ = ("when_gone",)
+
+    def __init__(self) -> None:
+        self.when_gone: Callable[[], object] | None = None
+        """Called when the connection is lost before the answer is out."""
 
 
 def json_response(content: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
@@ -192,20 +205,33 @@ class DisconnectMiddleware:
         if scope["type"] != "http" or without_rollout_prefix(scope["path"]) not in self.paths:
             await self.app(scope, receive, send)
             return
-        body, complete = await read_body(receive)
-        if not complete:
-            return
         work = asyncio.current_task()
         assert work is not None
         watch = _Watch(work, send)
-        watcher = asyncio.create_task(watch.cancel_when_gone(receive))
+        caller: Caller | None = scope.get(CALLER)
         try:
-            await self.app(scope, _replay(body), watch.send)
+            if caller is not None:
+                caller.when_gone = watch.is_lost
+                await self.app(scope, receive, send)
+            else:
+                await self._watched(watch, scope, receive)
         except asyncio.CancelledError:
             if not watch.is_gone:
                 raise
             work.uncancel()
             logger.info("the caller of %s has gone: its work is cancelled", scope["path"])
+        finally:
+            if caller is not None:
+                caller.when_gone = None
+
+    async def _watched(self, watch: "_Watch", scope: Scope, receive: Receive) -> None:
+        """Serve a connection that says nothing of its end unless it is listened to, which takes a task."""
+        body, complete = await read_body(receive)
+        if not complete:
+            return
+        watcher = asyncio.create_task(watch.cancel_when_gone(receive))
+        try:
+            await self.app(scope, _replay(body), watch.send)
         finally:
             watcher.cancel()
 
@@ -228,8 +254,11 @@ class _Watch:
         while (await receive())["type"] != "http.disconnect":
             pass
         if not self._is_answered:
-            self.is_gone = True
-            self._work.cancel()
+            self.is_lost()
+
+    def is_lost(self) -> None:
+        self.is_gone = True
+        self._work.cancel()
 
 
 async def read_body(receive: Receive) -> tuple[bytes, bool]:

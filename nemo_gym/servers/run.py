@@ -19,6 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+except ImportError:  # without httptools uvicorn has another way, and this module says nothing about it
+    HttpToolsProtocol = RequestResponseCycle = None  # type: ignore[assignment, misc]
+
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
@@ -34,7 +39,7 @@ from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import one_server_class
 from nemo_gym.servers.context import prefix_output, require_instance
 from nemo_gym.servers.direct import DirectLane
-from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.servers.middleware import CALLER, Caller, DisconnectMiddleware
 from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME = "IS_NEMO_GYM_FASTAPI_WORKER"
 IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
+_COPIED_UP_TO_BYTES = 64 * 1024
 
 
 def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
@@ -96,11 +102,79 @@ def uvicorn_settings() -> dict[str, Any]:
         "timeout_keep_alive": 300,  # far longer than our clients keep a connection (15 s), however far they lag behind
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
+        "http": "auto" if HttpToolsProtocol is None else HttpProtocol,
         "ws": "none",
         "proxy_headers": False,
         "server_header": False,
         "date_header": False,
     }
+
+
+class _HeadWithBody:
+    """The connection as the answer to one request sees it: its head waits for the body, and goes out together with it.
+
+    That is one write instead of two for nearly every answer. Where no length is announced, the head goes first.
+    """
+
+    __slots__ = ("_cycle", "_head", "_transport")
+
+    def __init__(self, cycle: "RequestResponseCycle", transport: asyncio.Transport) -> None:
+        self._cycle = cycle
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep the head; send it with whatever follows, and be out of the way from then on."""
+        cycle = self._cycle
+        if not self._head and cycle.response_started:
+            if cycle.chunked_encoding is False and cycle.scope["method"] != "HEAD":
+                self._head = data
+                return
+            cycle.transport = self._transport
+        elif self._head:
+            self._flush(data)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what there is, and close."""
+        if self._head:
+            self._flush(b"")
+        self._transport.close()
+
+    def _flush(self, data: bytes) -> None:
+        self._cycle.transport = self._transport
+        head, self._head = self._head, b""
+        if len(data) < _COPIED_UP_TO_BYTES:
+            self._transport.write(head + data)
+        else:
+            self._transport.writelines((head, data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+if HttpToolsProtocol is not None:
+
+    class HttpProtocol(HttpToolsProtocol):
+        """Uvicorn's HTTP, with one write per answer, and with callers that tell when they are gone."""
+
+        _caller: Caller | None = None
+
+        def on_headers_complete(self) -> None:
+            """Parser: there is a request, whose task does not run before this has returned."""
+            super().on_headers_complete()
+            cycle = self.cycle
+            if cycle is not None and cycle.scope is self.scope:
+                self._caller = cast("dict[str, Any]", self.scope)[CALLER] = Caller()
+                cycle.transport = cast(asyncio.Transport, _HeadWithBody(cycle, self.transport))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Asyncio: the connection is gone; whoever works for its caller is told."""
+            super().connection_lost(exc)
+            caller = self._caller
+            if caller is not None and caller.when_gone is not None and self.cycle.disconnected:
+                caller.when_gone()
 
 
 def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstanceConfig) -> None:
