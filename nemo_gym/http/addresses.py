@@ -99,9 +99,12 @@ class _Remembered(NamedTuple):
     port_value: Any
 
     def still_holds(self, config: DictConfig, name: str) -> bool:
-        if config is not self.config or config._content.get(name) is not self.instance:  # type: ignore[union-attr]
+        try:
+            if config is not self.config or config._content[name] is not self.instance:  # type: ignore[index]
+                return False
+            host, port = self.block["host"], self.block["port"]
+        except (KeyError, TypeError):
             return False
-        host, port = self.block.get("host"), self.block.get("port")
         if host is not self.host or port is not self.port:
             return False
         return bool(host._val == self.host_value and port._val == self.port_value)

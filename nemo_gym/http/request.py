@@ -143,7 +143,7 @@ async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool
             answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
         else:
             timeout_s = request.timeout_s or current_settings().http_total_timeout_s
-            answer = cast(ClientResponse, await transport_to_addresses().exchange(request, timeout_s))
+            answer = await transport_to_addresses().exchange(request, timeout_s)  # type: ignore[assignment]
         redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
         if redirect is None:
             return answer

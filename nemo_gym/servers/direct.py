@@ -133,7 +133,7 @@ class DirectLane:
         token = enter_instance(self._instance_name)
         try:
             session = self._sessions.open(scope)
-            scope.update(app=self._app, path_params={})
+            scope["app"], scope["path_params"] = self._app, {}
             try:
                 if self._lifetimes is not None:
                     await self._lifetimes.request_came(scope)
@@ -161,7 +161,7 @@ class DirectLane:
     def _with_headers(self, answer: Answer | Response, session: Session, log: CallLog | None) -> Answer | Response:
         """The answer with its session, the calls it took and, if it is an error, where that happened."""
         if isinstance(answer, Answer):
-            status, headers = answer.status, answer.headers
+            status, headers, _, _ = answer
         else:
             status, headers = answer.status_code, list(answer.raw_headers)
         if status >= _BAD_REQUEST:

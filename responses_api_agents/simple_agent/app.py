@@ -37,6 +37,7 @@ from nemo_gym.server_utils import (
     keep_partial,
     raise_for_status,
     takes_unread,
+    time_limit,
 )
 from responses_api_agents.simple_agent.account import KEPT, Account, AccountOfRollout
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
@@ -294,7 +295,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return output_of(str(error))
         limit_s = self.config.tool_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            with time_limit(limit_s):
                 answer = await self._post_to_environment(path, trajectory.resources_cookies, json=arguments)
                 text = (await answer.read()).decode(errors="replace")
         except TimeoutError:
