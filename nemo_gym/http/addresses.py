@@ -126,7 +126,7 @@ class AddressBook:
         known = self._remembered.get(name)
         if known is None or not known.still_holds(config, name):
             known = self._remembered[name] = _read(config, name)
-        return known.address, known.url
+        return known[:2]
 
 
 def _read(config: DictConfig, name: str) -> _Remembered:

@@ -33,7 +33,15 @@ from nemo_gym.rollout_correlation import (
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, TokenPathMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
-from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Failures, read_body, wants_calls
+from nemo_gym.servers.middleware import (
+    CALLER,
+    Caller,
+    CallLogMiddleware,
+    ErrorMiddleware,
+    Failures,
+    read_body,
+    wants_calls,
+)
 from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.sessions import Session, SessionLifetimeMiddleware, SessionLifetimes, SessionMiddleware, Sessions
 
@@ -96,6 +104,9 @@ class DirectLane:
             return
         answer = await self.answer(call, scope, body, receive)
         if isinstance(answer, Answer):
+            caller: Caller | None = scope.get(CALLER)
+            if caller is not None and caller.take(answer):
+                return
             await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
             body = answer.body
             if len(body) > _AT_ONCE_BYTES:  # so that others get their turn, and the caller keeps pace

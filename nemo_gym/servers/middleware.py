@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
@@ -31,7 +31,7 @@ from nemo_gym.http.errors import (
     excerpt,
     failure_headers,
 )
-from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
+from nemo_gym.http.transports.memory import CANCELLABLE_PATHS, Answer
 from nemo_gym.log import SAME_AS
 from nemo_gym.rollout_correlation import without_rollout_prefix
 from nemo_gym.terminal import without_numbers
@@ -45,14 +45,14 @@ CALLER = "nemo_gym.caller"
 """In the ASGI scope of a request over a connection that tells when it is lost: its `Caller`."""
 
 
-class Caller:
-    """Whoever waits at the other end of a connection for one answer."""
+class Caller(Protocol):
+    """Whoever waits at the other end of a connection for an answer."""
 
-    __slots__ = ("when_gone",)
+    when_gone: Callable[[], object] | None
+    """Called when the connection is lost before the answer is out."""
 
-    def __init__(self) -> None:
-        self.when_gone: Callable[[], object] | None = None
-        """Called when the connection is lost before the answer is out."""
+    def take(self, answer: Answer) -> bool:
+        """Send a whole answer at once; False if this caller, or this answer, wants more than that."""
 
 
 def json_response(content: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
@@ -209,9 +209,10 @@ class DisconnectMiddleware:
         assert work is not None
         watch = _Watch(work, send)
         caller: Caller | None = scope.get(CALLER)
+        lost = watch.is_lost
         try:
             if caller is not None:
-                caller.when_gone = watch.is_lost
+                caller.when_gone = lost
                 await self.app(scope, receive, send)
             else:
                 await self._watched(watch, scope, receive)
@@ -221,7 +222,7 @@ class DisconnectMiddleware:
             work.uncancel()
             logger.info("the caller of %s has gone: its work is cancelled", scope["path"])
         finally:
-            if caller is not None:
+            if caller is not None and caller.when_gone is lost:
                 caller.when_gone = None
 
     async def _watched(self, watch: "_Watch", scope: Scope, receive: Receive) -> None:

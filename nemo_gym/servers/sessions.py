@@ -39,7 +39,7 @@ SESSION_ID_KEY = "session_id"
 SESSION_RETURNS_KEY = "nemo_gym_session_returns"
 """In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
 MAX_AGE_S = 14 * 24 * 60 * 60
-_REMEMBERED_COOKIES = 4_096
+_REMEMBERED_COOKIES = 2_048
 _ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 _SIGNATURE_BYTES = 24
 _FOR_URLS = bytes.maketrans(b"+/", b"-_")
@@ -82,6 +82,7 @@ class Sessions:
         self._key = blake2b(f"{cookie_name}\0{secret}".encode(), digest_size=blake2b.MAX_KEY_SIZE).digest()
         # A rollout brings the same cookie several times: it is read once.
         self._known: dict[bytes, _Kept] = {}
+        self._known_before: dict[bytes, _Kept] = {}
 
     def open(self, scope: Scope) -> Session:
         """The session a request belongs to, a new one when it brings none of ours; handlers find it in `scope`."""
@@ -89,7 +90,8 @@ class Sessions:
         for name, value in scope["headers"]:
             if name == b"cookie" and self._marker in value:
                 cookie = self._cookie(value)
-                kept = None if cookie is None else self._known.get(cookie) or self._read(cookie)
+                if cookie is not None:
+                    kept = self._known.get(cookie) or self._known_before.get(cookie) or self._read(cookie)
                 break
         data: dict[str, Any] = {} if kept is None else kept.copy()
         if SESSION_ID_KEY not in data:
@@ -129,8 +131,8 @@ class Sessions:
         return blake2b(payload, key=self._key, digest_size=_SIGNATURE_BYTES).hexdigest().encode()
 
     def _keep(self, cookie: bytes, data: dict[str, Any]) -> _Kept:
-        if len(self._known) >= _REMEMBERED_COOKIES:
-            del self._known[next(iter(self._known))]
+        if len(self._known) >= _REMEMBERED_COOKIES:  # all at once: finding the oldest one takes longer every time
+            self._known_before, self._known = self._known, {}
         header = b"%b%b; %b" % (self._marker, cookie, _ATTRIBUTES)
         kept = self._known[cookie] = _Kept(data, (b"set-cookie", header))
         return kept
@@ -146,9 +148,10 @@ def _new_id() -> str:
     try:
         return _UNUSED_IDS.pop()
     except IndexError:
-        digits = os.urandom(16 * _IDS_AT_ONCE).hex()
-        _UNUSED_IDS.extend(_as_uuid(digits[start : start + 32]) for start in range(0, len(digits), 32))
-        return _UNUSED_IDS.pop()
+        drawn = os.urandom(16 * _IDS_AT_ONCE).hex()
+        for digits in (drawn[start : start + 32] for start in range(32, len(drawn), 32)):
+            _UNUSED_IDS.append(_as_uuid(digits))
+        return _as_uuid(drawn[:32])
 
 
 def _as_uuid(digits: str) -> str:

@@ -10,7 +10,7 @@ Cookies: TypeAlias = Mapping[str, Any]
 
 def merged(known: Cookies | None, received: Cookies) -> Cookies:
     """What to send next: an answer that sets no cookie, such as a crashed tool's, ends no session."""
-    if not known or known.keys() <= received.keys():
+    if not known or set(known) <= set(received):
         return received
     return {**known, **received}
 

@@ -125,45 +125,46 @@ class Timer(Protocol):
         """Have it not happen."""
 
 
-class _LongWaits:
-    """The long limits of one event loop: all of them have one timer, which costs a tenth of one for each."""
+class _LongWaits(dict["time_limit | _LongWait", float]):
+    """When the long limits of one event loop end: all have one timer, which costs a tenth of one for each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.waits: dict[_LongWait, None] = {}
-        self._is_looking = False
-
-    def begin(self, limit_s: float, give_up: Callable[[Any], object], argument: Any) -> "_LongWait":
-        wait = _LongWait(self.waits, self.loop.time() + limit_s, give_up, argument)
-        if not self._is_looking:
-            self._is_looking = True
-            self.loop.call_later(_LOOKED_AT_EVERY_S, self._look)
-        return wait
+        super().__init__()
+        self._loop = loop
+        loop.call_later(_LOOKED_AT_EVERY_S, self._look)
 
     def _look(self) -> None:
-        now_s = self.loop.time()
-        for wait in [wait for wait in self.waits if wait.until_s <= now_s]:
+        now_s = self._loop.time()
+        for wait in [wait for wait, until_s in self.items() if until_s <= now_s]:
             wait.cancel()
-            wait.give_up(wait.argument)
-        self._is_looking = bool(self.waits)
-        if self._is_looking:
-            self.loop.call_later(_LOOKED_AT_EVERY_S, self._look)
+            wait.end()
+        if self:
+            self._loop.call_later(_LOOKED_AT_EVERY_S, self._look)
+        else:
+            _LONG_WAITS.pop(self._loop, None)
 
 
 class _LongWait:
-    __slots__ = ("_waits", "argument", "give_up", "until_s")
+    __slots__ = ("_argument", "_give_up", "_waits")
 
-    def __init__(
-        self, waits: "dict[_LongWait, None]", until_s: float, give_up: Callable[[Any], object], argument: Any
-    ) -> None:
-        self._waits, self.until_s, self.give_up, self.argument = waits, until_s, give_up, argument
-        waits[self] = None
+    def __init__(self, waits: _LongWaits, give_up: Callable[[Any], object], argument: Any) -> None:
+        self._waits, self._give_up, self._argument = waits, give_up, argument
 
     def cancel(self) -> None:
         self._waits.pop(self, None)
 
+    def end(self) -> None:
+        self._give_up(self._argument)
+
 
 _LONG_WAITS: dict[asyncio.AbstractEventLoop, _LongWaits] = {}
+
+
+def _long_waits(loop: asyncio.AbstractEventLoop) -> _LongWaits:
+    for closed in [known for known in _LONG_WAITS if known.is_closed()]:
+        del _LONG_WAITS[closed]
+    waits = _LONG_WAITS[loop] = _LongWaits(loop)
+    return waits
 
 
 def call_after(
@@ -174,16 +175,16 @@ def call_after(
         return loop.call_later(limit_s, give_up, argument)
     waits = _LONG_WAITS.get(loop)
     if waits is None:
-        for closed in [known for known in _LONG_WAITS if known.is_closed()]:
-            del _LONG_WAITS[closed]
-        waits = _LONG_WAITS[loop] = _LongWaits(loop)
-    return waits.begin(limit_s, give_up, argument)
+        waits = _long_waits(loop)
+    wait = _LongWait(waits, give_up, argument)
+    waits[wait] = loop.time() + limit_s
+    return wait
 
 
 class time_limit:  # noqa: N801 - reads as the function it would be
     """`asyncio.timeout`, entered by a plain `with`, and at a fifth of its cost; a long limit may be a second late."""
 
-    __slots__ = ("_before", "_is_over", "_limit_s", "_task", "_timer")
+    __slots__ = ("_before", "_is_over", "_limit_s", "_task", "_timer", "_waits")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -195,16 +196,32 @@ class time_limit:  # noqa: N801 - reads as the function it would be
         assert task is not None
         self._task = task
         self._before = task.cancelling()
-        self._timer = call_after(loop, self._limit_s, time_limit._end, self)
+        self._waits = _LONG_WAITS.get(loop)
+        if self._waits is None or self._limit_s < _LONG_S:
+            self._waits = None
+            self._timer = call_after(loop, self._limit_s, time_limit.end, self)
+        else:
+            self._waits[self] = loop.time() + self._limit_s
 
-    def _end(self) -> None:
+    def cancel(self) -> None:
+        """Stop the clock."""
+        if self._waits is None:
+            self._timer.cancel()
+        else:
+            self._waits.pop(self, None)
+
+    def end(self) -> None:
+        """The time is over."""
         self._is_over = True
         self._task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._timer.cancel()
+        if self._waits is None:
+            self._timer.cancel()
+        else:
+            self._waits.pop(self, None)
         if self._is_over and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -301,6 +318,11 @@ def _parts(url: URL) -> tuple[str, str, bytes, bytes]:
 
 
 def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[bytes, bytes]]:
+    for name, _ in headers:
+        if name == b"cookie":
+            break
+    else:
+        return [(b"cookie", own), *headers]
     kept = [value for name, value in headers if name == b"cookie" and value]
     return [(b"cookie", b"; ".join([*kept, own])), *(item for item in headers if item[0] != b"cookie")]
 

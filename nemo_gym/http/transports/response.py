@@ -59,6 +59,7 @@ class ReceivedCookie(Morsel[str]):
     """A cookie that an answer set, and the `name=value` to send back if it applies to every URL."""
 
     plain_pair: str | None = None
+    name = ""
 
     def __init__(self) -> None:
         """Left empty, unlike any other morsel: whoever reads the cookie fills in name, value and all attributes."""
@@ -135,7 +136,7 @@ class LocalResponse:
             self._cookies = SimpleCookie.__new__(SimpleCookie)  # an empty one needs nothing else
             for name, value in self.raw_headers:
                 if name in _SET_COOKIE and (morsel := _read_cookie(value)) is not None:
-                    dict.__setitem__(self._cookies, morsel.key, morsel)
+                    dict.__setitem__(self._cookies, morsel.name, morsel)
         return self._cookies
 
     @property
@@ -242,6 +243,7 @@ def _read_cookie(header: bytes) -> ReceivedCookie | None:
         return None
     read, applies_everywhere = _attributes(attributes)
     dict.update(morsel, read)
+    morsel.name = name
     morsel.plain_pair = f"{name}={coded}" if applies_everywhere else None
     return morsel
 
