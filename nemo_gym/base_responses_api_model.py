@@ -186,7 +186,7 @@ def _one_is_enough(method: _Method) -> _Method:
 class _SessionsInTurn(Sessions):
     def open(self, scope: Scope) -> Session:
         session = super().open(scope)
-        SESSION.set(session.data[SESSION_ID_KEY])
+        SESSION.set(session[0][SESSION_ID_KEY])
         return session
 
 

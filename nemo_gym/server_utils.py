@@ -42,7 +42,7 @@ from nemo_gym.http.session import (
     set_global_aiohttp_client,
 )
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.base import JSON_HEADERS
+from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
 from nemo_gym.keys import END_SESSION_HEADER
 from nemo_gym.retry import RetryPolicy
 from nemo_gym.rollout_correlation import apply_rollout_prefix, rollout_path_prefix
@@ -188,6 +188,7 @@ __all__ = [
     "set_nemo_gym_fastapi_num_workers",
     "setup_server_client",
     "takes_unread",
+    "time_limit",
     "while_serving",
 ]
 

@@ -99,9 +99,12 @@ class _Remembered(NamedTuple):
     port_value: Any
 
     def still_holds(self, config: DictConfig, name: str) -> bool:
-        if config is not self.config or config._content.get(name) is not self.instance:  # type: ignore[union-attr]
+        try:
+            if config is not self.config or config._content[name] is not self.instance:  # type: ignore[index]
+                return False
+            host, port = self.block["host"], self.block["port"]
+        except (KeyError, TypeError):
             return False
-        host, port = self.block.get("host"), self.block.get("port")
         if host is not self.host or port is not self.port:
             return False
         return bool(host._val == self.host_value and port._val == self.port_value)
@@ -123,7 +126,7 @@ class AddressBook:
         known = self._remembered.get(name)
         if known is None or not known.still_holds(config, name):
             known = self._remembered[name] = _read(config, name)
-        return known.address, known.url
+        return known[:2]
 
 
 def _read(config: DictConfig, name: str) -> _Remembered:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from aiohttp import ClientResponse
@@ -114,7 +114,7 @@ class ServerClient(BaseModel):
             if hosted is not None and given is not None and _PLAIN_CALL.issuperset(kwargs):
                 is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
                 body, content = (b"", given) if is_taken else (json_bytes(given), None)
-                plain = json_request(method, url, path, body, kwargs.get("cookies"), content, address)
+                plain = json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
                 return await self._request_in_memory(hosted, plain, kwargs)
             kwargs = with_json_body(kwargs)
             if type(kwargs.get("data")) is ListsBeside:
@@ -225,9 +225,10 @@ class ServerClient(BaseModel):
         self, hosted: HostedApp, request: LocalRequest, kwargs: dict[str, Any]
     ) -> ClientResponse:
         settings = current_settings()
+        timeout_s = request.timeout_s or settings.http_total_timeout_s
         started_s = time.monotonic()
         try:
-            response = await hosted.exchange(request, request.timeout_s or settings.http_total_timeout_s)
+            response = await hosted.exchange(request, timeout_s)
         except TRANSPORT_ERRORS as error:
             tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
             call = Call(request.method, request.url, hosted.name, internal=True)
@@ -238,7 +239,7 @@ class ServerClient(BaseModel):
                 kwargs = {**kwargs, "data": kwargs["data"].whole()}
             redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
         if redirect is None:
-            return cast(ClientResponse, response)
+            return response  # type: ignore[return-value]  # which is one to its callers
         method, url, kwargs = redirect
         return await send(method, lambda: url, kwargs, server_name=hosted.name, internal=True)
 

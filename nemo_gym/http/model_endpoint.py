@@ -41,6 +41,8 @@ from nemo_gym.http.request import (
     with_json_body,
 )
 from nemo_gym.http.session import current_settings
+from nemo_gym.http.transports.base import JSON_CONTENT_TYPE
+from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.retry import Tries
 
 RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
@@ -202,6 +204,14 @@ class NeMoGymAsyncOpenAI(BaseModel):
         return headers
 
     @cached_property
+    def _json_headers(self) -> dict[str, str] | CIMultiDict[str]:
+        """The same of a request with a body; as a dict, which is passed on without being copied, where one will do."""
+        headers = CIMultiDict(self._headers)
+        headers.setdefault("Content-Type", JSON_CONTENT_TYPE)
+        plain = dict(headers.items())
+        return plain if len(plain) == len(headers) and "Content-Type" in plain else headers
+
+    @cached_property
     def contact(self) -> EndpointContact:
         """What is known about the endpoint."""
         return EndpointContact(self.base_url)
@@ -217,15 +227,15 @@ class NeMoGymAsyncOpenAI(BaseModel):
 
     async def _call(self, method: str, url: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         settings, contact, pacer = current_settings(), self.contact, self.pacer
-        body = kwargs.get("json") or {}
+        body = kwargs.get("json")
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
         kwargs = {
             "timeout": _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s),
             **({"params": self.default_query} if self.default_query else {}),
-            **with_json_body({**kwargs, "headers": self._headers}),
+            **with_json_body({**kwargs, "headers": self._headers if body is None else self._json_headers}),
         }
         call = Call(method, url, internal=self.internal, timeout_key="model_total_timeout_s")
-        turn = None if pacer is None else pacer.turn(body, len(kwargs.get("data", b"")), asks=_asks_model(call))
+        turn = None if pacer is None else pacer.turn(body or {}, len(kwargs.get("data", b"")), asks=_asks_model(call))
         contact.asked_at_s = contact.asked_at_s or tries.started_s
         contact.waiting += 1
         server_errors, tried_since_s = 0, tries.started_s
@@ -278,17 +288,23 @@ def _asks_model(call: Call) -> bool:
 
 
 async def _attempt(call: Call, kwargs: dict[str, Any], turn: Turn | None = None) -> Any:
-    async with await try_once(call.method, call.url, kwargs, whole=True) as response:
-        body = await response.read()
-        if not response.ok:
-            raise response_error(response, body)
-        try:
-            content, body = read_json(body)
-        except orjson.JSONDecodeError:
-            content = parse_json(body, response)
-        if turn is not None:
-            turn.answered(content, response.headers)
-        return JsonObject(content, body) if isinstance(content, dict) else content
+    response = await try_once(call.method, call.url, kwargs, whole=True)
+    if isinstance(response, LocalResponse):
+        return _content_of(response, await response.read(), turn)
+    async with response:
+        return _content_of(response, await response.read(), turn)
+
+
+def _content_of(response: Any, body: bytes, turn: Turn | None) -> Any:
+    if not response.ok:
+        raise response_error(response, body)
+    try:
+        content, body = read_json(body)
+    except orjson.JSONDecodeError:
+        content = parse_json(body, response)
+    if turn is not None:
+        turn.answered(content, response.headers)
+    return JsonObject(content, body) if isinstance(content, dict) else content
 
 
 def retry_after_s(headers: Any, now_s: float | None = None) -> float:

@@ -16,7 +16,7 @@ import errno
 import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
@@ -136,14 +136,15 @@ async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool
     if client_of_loop is not get_global_aiohttp_client:
         return await client_of_loop().request(method=method, url=url, **kwargs)
     for _ in range(MAX_REDIRECTS + 1):
-        is_plain = whole and method not in ("HEAD", "head") and not _bounds_more_than_the_whole(kwargs.get("timeout"))
+        timeout = kwargs.get("timeout")
+        is_plain = whole and method not in ("HEAD", "head") and (timeout is None or _bounds_only_the_whole(timeout))
         target = target_of(url) if is_plain else None
         request = None if target is None else local_request(method, target.origin, target.path, kwargs, target.address)
         if target is None or request is None:
             answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
         else:
             timeout_s = request.timeout_s or current_settings().http_total_timeout_s
-            answer = cast(ClientResponse, await transport_to_addresses().exchange(request, timeout_s))
+            answer = await transport_to_addresses().exchange(request, timeout_s)  # type: ignore[assignment]
         redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
         if redirect is None:
             return answer
@@ -186,9 +187,9 @@ def redirect_of(answer: LocalResponse | ClientResponse, kwargs: dict[str, Any]) 
     return Redirect(method, str(url), kept)
 
 
-def _bounds_more_than_the_whole(timeout: Any) -> bool:
-    """Whether a call's own timeout also bounds parts of it, which takes aiohttp."""
-    return isinstance(timeout, ClientTimeout) and not (timeout.sock_read is None and timeout.connect is None)
+def _bounds_only_the_whole(timeout: Any) -> bool:
+    """Whether a call's own timeout does not bound parts of it, which takes aiohttp."""
+    return not isinstance(timeout, ClientTimeout) or (timeout.sock_read is None and timeout.connect is None)
 
 
 def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:
@@ -256,21 +257,21 @@ def with_json_body(kwargs: dict[str, Any]) -> dict[str, Any]:
 def json_bytes(value: Any) -> bytes:
     """`value` as JSON."""
     if not isinstance(value, BaseModel):
-        return _encoded(value)
+        try:
+            return orjson.dumps(value, default=_plain)
+        except TypeError as error:
+            return _encoded_slowly(value, error)
     if type(value).model_dump is not BaseModel.model_dump:
-        return _encoded(value.model_dump(exclude_unset=True))
+        return json_bytes(value.model_dump(exclude_unset=True))
     return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
 
 
-def _encoded(value: Any) -> bytes:
+def _encoded_slowly(value: Any, error: TypeError) -> bytes:
     """Numbers of more than 64 bits and halves of surrogate pairs are JSON, too, and orjson refuses them."""
     try:
-        return orjson.dumps(value, default=_plain)
-    except TypeError as error:
-        try:
-            return stdlib_json.dumps(value, default=_plain, separators=(",", ":")).encode()
-        except (TypeError, ValueError):
-            raise error from None
+        return stdlib_json.dumps(value, default=_plain, separators=(",", ":")).encode()
+    except (TypeError, ValueError):
+        raise error from None
 
 
 def _plain(value: Any) -> Any:

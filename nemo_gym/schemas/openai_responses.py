@@ -19,7 +19,7 @@ from nemo_gym.schemas.openai_items import (
     NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
 )
-from nemo_gym.schemas.wire import OrObject, TextOrList, WireModel, fastapi_body, fields_of
+from nemo_gym.schemas.wire import OrObject, TextOrList, WireModel, fastapi_body, fields_of, shallow_copy
 
 _DETAILS = frozenset({"input_tokens_details", "output_tokens_details"})
 _Object: TypeAlias = Annotated[dict[str, Any], OrObject()]
@@ -158,6 +158,8 @@ class NeMoGymResponseCreateParamsNonStreaming(BaseModel):
     """What to ask a model. Unknown parameters are an error; a vendor's own go into `metadata.extra_body`."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
+
+    __copy__ = shallow_copy
 
     background: bool | None = None
     include: list[str] | None = None

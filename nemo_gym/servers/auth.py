@@ -183,10 +183,11 @@ class KnownHosts:
     async def is_known(self, host: bytes, scope: Scope) -> bool:
         """Whether `host` is an address or a known name; waits a moment for the full name of this machine."""
         name = _host_of(host)
-        if name == (scope.get("server") or ("",))[0]:  # a socket has an address: a name is that of a call in memory
-            return True
-        if not is_address(name) and name != "localhost" and not await self._is_configured_or_ours(name):
-            return False
+        if not is_address(name) and name != "localhost":
+            if name == (scope.get("server") or ("",))[0]:  # a socket has an address: this is a call in memory
+                return True
+            if not await self._is_configured_or_ours(name):
+                return False
         if len(self.seen) < _MOST_HOSTS_REMEMBERED:
             self.seen.add(host)
         return True

@@ -33,7 +33,15 @@ from nemo_gym.rollout_correlation import (
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, TokenPathMiddleware
 from nemo_gym.servers.context import enter_instance, leave_instance, running_as
-from nemo_gym.servers.middleware import CallLogMiddleware, ErrorMiddleware, Failures, read_body, wants_calls
+from nemo_gym.servers.middleware import (
+    CALLER,
+    Caller,
+    CallLogMiddleware,
+    ErrorMiddleware,
+    Failures,
+    read_body,
+    wants_calls,
+)
 from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.sessions import Session, SessionLifetimeMiddleware, SessionLifetimes, SessionMiddleware, Sessions
 
@@ -96,6 +104,9 @@ class DirectLane:
             return
         answer = await self.answer(call, scope, body, receive)
         if isinstance(answer, Answer):
+            caller: Caller | None = scope.get(CALLER)
+            if caller is not None and caller.take(answer):
+                return
             await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
             body = answer.body
             if len(body) > _AT_ONCE_BYTES:  # so that others get their turn, and the caller keeps pace
@@ -133,7 +144,7 @@ class DirectLane:
         token = enter_instance(self._instance_name)
         try:
             session = self._sessions.open(scope)
-            scope.update(app=self._app, path_params={})
+            scope["app"], scope["path_params"] = self._app, {}
             try:
                 if self._lifetimes is not None:
                     await self._lifetimes.request_came(scope)
@@ -161,7 +172,7 @@ class DirectLane:
     def _with_headers(self, answer: Answer | Response, session: Session, log: CallLog | None) -> Answer | Response:
         """The answer with its session, the calls it took and, if it is an error, where that happened."""
         if isinstance(answer, Answer):
-            status, headers = answer.status, answer.headers
+            status, headers, _, _ = answer
         else:
             status, headers = answer.status_code, list(answer.raw_headers)
         if status >= _BAD_REQUEST:

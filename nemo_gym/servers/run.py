@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +19,16 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+try:
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+except ImportError:  # without httptools uvicorn has another way, and this module says nothing about it
+    HttpToolsProtocol = RequestResponseCycle = STATUS_LINE = None  # type: ignore[assignment, misc]
+
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.http.transports.memory import Answer
+from nemo_gym.http.transports.response import RawHeaders
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
@@ -34,7 +41,7 @@ from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import one_server_class
 from nemo_gym.servers.context import prefix_output, require_instance
 from nemo_gym.servers.direct import DirectLane
-from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
 from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
@@ -44,6 +51,9 @@ IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME = "IS_NEMO_GYM_FASTAPI_WORKER"
 IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
+_COPIED_UP_TO_BYTES = 64 * 1024
+_AT_ONCE_BYTES = 4_000_000
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
@@ -96,11 +106,113 @@ def uvicorn_settings() -> dict[str, Any]:
         "timeout_keep_alive": 300,  # far longer than our clients keep a connection (15 s), however far they lag behind
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
+        "http": "auto" if HttpToolsProtocol is None else HttpProtocol,
         "ws": "none",
         "proxy_headers": False,
         "server_header": False,
         "date_header": False,
     }
+
+
+class _HeadWithBody:
+    """The connection as the answer to one request sees it: its head waits for the body, and goes out together with it.
+
+    That is one write instead of two for nearly every answer. Where no length is announced, the head goes first.
+    """
+
+    __slots__ = ("_cycle", "_head", "_transport")
+
+    def __init__(self, cycle: "RequestResponseCycle", transport: asyncio.Transport) -> None:
+        self._cycle = cycle
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep the head; send it with whatever follows, and be out of the way from then on."""
+        cycle = self._cycle
+        if not self._head and cycle.response_started:
+            if cycle.chunked_encoding is False and cycle.scope["method"] != "HEAD":
+                self._head = data
+                return
+            cycle.transport = self._transport
+        elif self._head:
+            self._flush(data)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what there is, and close."""
+        if self._head:
+            self._flush(b"")
+        self._transport.close()
+
+    def _flush(self, data: bytes) -> None:
+        self._cycle.transport = self._transport
+        head, self._head = self._head, b""
+        _write(self._transport, head, data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _write(transport: asyncio.Transport, head: bytes, body: bytes) -> None:
+    if len(body) < _COPIED_UP_TO_BYTES:
+        transport.write(head + body)
+    else:
+        transport.writelines((head, body))
+
+
+if HttpToolsProtocol is not None:
+
+    class HttpProtocol(HttpToolsProtocol):
+        """Uvicorn's HTTP, with one write per answer; to servers, the `Caller` of what comes over a connection."""
+
+        when_gone: Callable[[], object] | None = None
+
+        def on_headers_complete(self) -> None:
+            """Parser: there is a request, whose task does not run before this has returned."""
+            super().on_headers_complete()
+            cycle = self.cycle
+            if cycle is not None and cycle.scope is self.scope:
+                scope: Any = self.scope
+                scope[CALLER] = self
+                cycle.transport = cast(asyncio.Transport, _HeadWithBody(cycle, self.transport))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Asyncio: the connection is gone; whoever works for its caller is told."""
+            super().connection_lost(exc)
+            if self.when_gone is not None and self.cycle.disconnected:
+                self.when_gone()
+
+        def take(self, answer: Answer) -> bool:
+            """Send a whole answer as uvicorn would, without looking at every part of it."""
+            cycle = self.cycle
+            status, headers, body, _ = answer
+            is_usual = cycle.keep_alive and not (cycle.response_started or cycle.disconnected or cycle.access_log)
+            if not is_usual or self.pipeline or self.flow.write_paused or cycle.scope["method"] != "POST":
+                return False
+            head = _head(status, headers, len(body))
+            if head is None or cycle.default_headers:
+                return False
+            cycle.transport = self.transport
+            cycle.response_started = cycle.response_complete = True
+            cycle.waiting_for_100_continue = cycle.chunked_encoding = False
+            _write(self.transport, head, body)
+            cycle.message_event.set()
+            cycle.on_response()
+            return True
+
+
+def _head(status: int, headers: RawHeaders, length: int) -> bytes | None:
+    """The head of a whole answer, if it is one of ours; others are for uvicorn to judge."""
+    if status not in STATUS_LINE or headers[0] != (b"content-length", b"%d" % length) or length > _AT_ONCE_BYTES:
+        return None
+    lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"]
+    for name, _ in headers[1:]:
+        if name in _FRAMING or not name.islower():
+            return None
+    head = b"".join(lines)
+    return head if head.count(b"\n") == head.count(b"\r") == len(lines) and b"\0" not in head else None
 
 
 def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstanceConfig) -> None:

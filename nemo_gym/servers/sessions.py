@@ -18,7 +18,8 @@ import os
 import re
 import secrets
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
+from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from hashlib import blake2b
@@ -38,9 +39,11 @@ SESSION_ID_KEY = "session_id"
 SESSION_RETURNS_KEY = "nemo_gym_session_returns"
 """In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
 MAX_AGE_S = 14 * 24 * 60 * 60
-_REMEMBERED_COOKIES = 4_096
+_REMEMBERED_COOKIES = 2_048
 _ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 _SIGNATURE_BYTES = 24
+_FOR_URLS = bytes.maketrans(b"+/", b"-_")
+_IDS_AT_ONCE = 64
 _END_SESSION_HEADER_BYTES = END_SESSION_HEADER.encode()
 _SWEEP_EVERY_S = 30.0
 _OVER_MCP = re.compile(r"/mcp(/|\Z)")
@@ -60,13 +63,11 @@ class _Kept(NamedTuple):
         return self.data.copy() if len(self.data) == 1 else deepcopy(self.data)  # one entry is the id, which is text
 
 
-class Session(NamedTuple):
-    """The session of one request."""
+Session = tuple[dict[str, Any], _Kept | None]
+"""The session of one request: what handlers see and may change, and how it came in, None when it is new.
 
-    data: dict[str, Any]
-    """What handlers see, and may change."""
-    kept: _Kept | None
-    """As it came in, None when it is new; a session that leaves as it came keeps its cookie."""
+One that leaves as it came keeps its cookie.
+"""
 
 
 class Sessions:
@@ -81,11 +82,17 @@ class Sessions:
         self._key = blake2b(f"{cookie_name}\0{secret}".encode(), digest_size=blake2b.MAX_KEY_SIZE).digest()
         # A rollout brings the same cookie several times: it is read once.
         self._known: dict[bytes, _Kept] = {}
+        self._known_before: dict[bytes, _Kept] = {}
 
     def open(self, scope: Scope) -> Session:
         """The session a request belongs to, a new one when it brings none of ours; handlers find it in `scope`."""
-        cookie = self._cookie(scope)
-        kept = None if cookie is None else self._known.get(cookie) or self._read(cookie)
+        kept = None
+        for name, value in scope["headers"]:
+            if name == b"cookie" and self._marker in value:
+                cookie = self._cookie(value)
+                if cookie is not None:
+                    kept = self._known.get(cookie) or self._known_before.get(cookie) or self._read(cookie)
+                break
         data: dict[str, Any] = {} if kept is None else kept.copy()
         if SESSION_ID_KEY not in data:
             data[SESSION_ID_KEY] = _new_id()
@@ -93,22 +100,19 @@ class Sessions:
         scope[SESSION_RETURNS_KEY] = kept is not None
         if self._take_turns:
             WORKS_FOR.set((self.cookie_name, data[SESSION_ID_KEY]))
-        return Session(data, kept)
+        return data, kept
 
     def header(self, session: Session) -> tuple[bytes, bytes]:
         """The header of an answer that brings the session back."""
         data, kept = session
         return kept.header if kept is not None and data == kept.data else self._write(data)
 
-    def _cookie(self, scope: Scope) -> bytes | None:
-        marker = self._marker
-        for name, value in scope["headers"]:
-            if name == b"cookie" and marker in value:
-                if value.startswith(marker) and b";" not in value:  # as colocated agents send it
-                    return bytes(value[len(marker) :])
-                found = cookie_parser(value.decode("latin-1")).get(self.cookie_name)
-                return None if found is None else found.encode("latin-1", "replace")
-        return None
+    def _cookie(self, header: bytes) -> bytes | None:
+        """The session's cookie among those of a header."""
+        if header.startswith(self._marker) and b";" not in header:  # as colocated agents send it
+            return header[len(self._marker) :]
+        found = cookie_parser(header.decode("latin-1")).get(self.cookie_name)
+        return None if found is None else found.encode("latin-1", "replace")
 
     def _read(self, cookie: bytes) -> _Kept | None:
         """The session in a cookie, or None when we did not sign it."""
@@ -119,7 +123,7 @@ class Sessions:
 
     def _write(self, data: dict[str, Any]) -> tuple[bytes, bytes]:
         text = json_bytes(data)
-        payload = urlsafe_b64encode(text)
+        payload = b2a_base64(text, newline=False).translate(_FOR_URLS)
         kept = data.copy() if len(data) == 1 else json.loads(text)
         return self._keep(b"%b.%b" % (payload, self._signature(payload)), kept).header
 
@@ -127,16 +131,30 @@ class Sessions:
         return blake2b(payload, key=self._key, digest_size=_SIGNATURE_BYTES).hexdigest().encode()
 
     def _keep(self, cookie: bytes, data: dict[str, Any]) -> _Kept:
-        if len(self._known) >= _REMEMBERED_COOKIES:
-            del self._known[next(iter(self._known))]
+        if len(self._known) >= _REMEMBERED_COOKIES:  # all at once: finding the oldest one takes longer every time
+            self._known_before, self._known = self._known, {}
         header = b"%b%b; %b" % (self._marker, cookie, _ATTRIBUTES)
         kept = self._known[cookie] = _Kept(data, (b"set-cookie", header))
         return kept
 
 
+_UNUSED_IDS: list[str] = []
+"""Asking the system for randomness takes as long for many ids as for one."""
+os.register_at_fork(after_in_child=_UNUSED_IDS.clear)
+
+
 def _new_id() -> str:
     """A random UUID, without the class around it."""
-    digits = os.urandom(16).hex()
+    try:
+        return _UNUSED_IDS.pop()
+    except IndexError:
+        drawn = os.urandom(16 * _IDS_AT_ONCE).hex()
+        for digits in (drawn[start : start + 32] for start in range(32, len(drawn), 32)):
+            _UNUSED_IDS.append(_as_uuid(digits))
+        return _as_uuid(drawn[:32])
+
+
+def _as_uuid(digits: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 

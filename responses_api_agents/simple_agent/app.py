@@ -37,6 +37,7 @@ from nemo_gym.server_utils import (
     keep_partial,
     raise_for_status,
     takes_unread,
+    time_limit,
 )
 from responses_api_agents.simple_agent.account import KEPT, Account, AccountOfRollout
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
@@ -165,9 +166,11 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         `as_json` is the row as it came, if nobody has changed it since.
         """
         row: dict[str, Any] = {"data": as_json, "headers": JSON_HEADERS} if as_json else {"json": body}
-        seeded = await self._post_to_environment("/seed_session", request.cookies, **row)
-        await raise_for_status(seeded)
-        cookies = merged(request.cookies, seeded.cookies)
+        own = request.cookies
+        seeded = await self._post_to_environment("/seed_session", own, **row)
+        if not seeded.ok:
+            await raise_for_status(seeded)
+        cookies = merged(own, seeded.cookies)
         try:
             offered = _with_tools(body, declared_tools(await seeded.read(), self.config.resources_server.name))
             response, cookies = await self._attempt(offered, cookies)
@@ -270,7 +273,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             json=trajectory.next_request(),
             cookies=trajectory.model_cookies,
         )
-        await raise_for_status(answer)
+        if not answer.ok:
+            await raise_for_status(answer)
         trajectory.model_cookies = merged(trajectory.model_cookies, answer.cookies)
         response = getattr(answer, "parsed", None)  # of a colocated server
         if type(response) is not NeMoGymResponse:
@@ -294,7 +298,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return output_of(str(error))
         limit_s = self.config.tool_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            with time_limit(limit_s):
                 answer = await self._post_to_environment(path, trajectory.resources_cookies, json=arguments)
                 text = (await answer.read()).decode(errors="replace")
         except TimeoutError:
@@ -338,7 +342,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         answer = await self._post_to_environment(
             "/verify", cookies, data=with_response(row, response), headers=_VERIFY_HEADERS
         )
-        await raise_for_status(answer)
+        if not answer.ok:
+            await raise_for_status(answer)
         verdict = await answer.read()
         if not (stop_reason := _stop_reason(response)):
             return Verdict(verdict, getattr(answer, "parsed", None), answer)

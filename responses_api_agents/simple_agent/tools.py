@@ -35,7 +35,7 @@ class BadCallError(ValueError):
 
 def offered_names(params: NeMoGymResponseCreateParamsNonStreaming) -> frozenset[str]:
     """The functions that a request offers to the model."""
-    return frozenset(tool["name"] for tool in params.tools if tool["type"] == "function")
+    return frozenset([tool["name"] for tool in params.tools if tool["type"] == "function"])
 
 
 def tool_path(name: str, offered: frozenset[str]) -> str:

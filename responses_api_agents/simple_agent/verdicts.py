@@ -33,16 +33,12 @@ class Verdict(NamedTuple):
         """
         parsed = self.parsed
         if isinstance(parsed, BaseVerifyResponse):
-            parts: tuple[Any, ...] = parsed.responses_create_params, parsed.response
-            return type(parsed.reward) is float and math.isfinite(parsed.reward) and _are(BaseModel, parts)
+            is_whole = isinstance(parsed.responses_create_params, BaseModel) and isinstance(parsed.response, BaseModel)
+            return is_whole and type(parsed.reward) is float and math.isfinite(parsed.reward)
         try:
             content = orjson.loads(self.json)
             reward = content["reward"]
-            parts = content["responses_create_params"], content["response"]
+            is_whole = type(content["responses_create_params"]) is type(content["response"]) is dict
         except (ValueError, KeyError, TypeError):
             return False
-        return isinstance(reward, int | float) and not isinstance(reward, bool) and _are(dict, parts)
-
-
-def _are(kind: type, parts: tuple[Any, ...]) -> bool:
-    return all(isinstance(part, kind) for part in parts)
+        return is_whole and isinstance(reward, int | float) and not isinstance(reward, bool)

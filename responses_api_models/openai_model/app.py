@@ -112,13 +112,13 @@ class OpenAIModel(SimpleResponsesAPIModel):
         self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]
     ) -> dict[str, Any] | None:
         """What the endpoint answers; None when the request is longer than the model can read."""
-        with errors_explained(self._settings):
-            try:
-                return await call(**request)
-            except aiohttp.ClientResponseError as error:
-                if not is_too_long(error):
-                    raise
+        try:
+            return await call(**request)
+        except Exception as error:
+            if isinstance(error, aiohttp.ClientResponseError) and is_too_long(error):
                 return None
+            with errors_explained(self._settings):
+                raise
 
     @cached_property
     def _settings(self) -> EndpointSettings:

@@ -64,6 +64,36 @@ def test_an_answer_is_understood_however_it_is_framed_and_cut(run: Run, kind: st
     assert run(call()) == (status, body, False)
 
 
+HEADS = [
+    b"X-A:1\r\nContent-Length: 5",
+    b"x-a: \t 1 2 \t\r\ncontent-length:5 \r\nConnection: Keep-Alive\r\nx-a: \xff\r\nx-b:",
+    b"Content-Length: 5\r\nContent-Length: 5",
+    b"Content-Length: 05",
+    b"Content-Length: 5\r\nX-A: folded\r\n over two lines",
+    b"Content-Length: 5\r\nConnection: close",
+    b"Content-Length: 5\nX-A: 1",
+    b"X-%d: 1\r\n" % 7 * 127 + b"Content-Length: 5",
+    b"X-%d: 1\r\n" % 7 * 128 + b"Content-Length: 5",
+    b"Content-Length: 5\r\nX A: 1",
+    b"Content-Length: 5\r\nX-A: \0",
+    b"Content-Length: +5",
+    b"Content-Length: " + b"5" * 5000,
+]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_an_answer_in_one_piece_is_read_as_one_in_many(run: Run, head: bytes) -> None:
+    async def call(size: int) -> Any:
+        async with pool_of() as pool, peer_on(once(b"HTTP/1.1 201 Made\r\n" + head + b"\r\n\r\nhello", size)) as peer:
+            try:
+                answer = await ask(pool, peer.port)
+                return answer.status, answer.raw_headers, await answer.read()
+            except (aiohttp.ClientError, NotHttpAnswerError) as error:
+                return type(error)
+
+    assert run(call(0)) == run(call(3))
+
+
 BROKEN = {
     "of known length": plain(b"hello")[:-1],
     "in chunks": CHUNKED + b"5\r\nhello\r\n",

@@ -9,14 +9,15 @@ For anything else (forms, streams, authentication, proxies) `local_request` answ
 aiohttp as it is: a server that lives here listens on its port as well.
 """
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable
 from functools import lru_cache
-from http.cookies import Morsel
+from http.cookies import Morsel, SimpleCookie
 from importlib import import_module
 from ipaddress import ip_address
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -62,6 +63,9 @@ _OF_ONE_ROLLOUT = {name: name.encode() for name in (ATTEMPT_HEADER, ROLLOUT_HEAD
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _TYPE_OF_TEXT = b"text/plain; charset=utf-8"
 _TYPE_OF_BYTES = b"application/octet-stream"
+_LONG_S = 60.0
+"""Limits from which on a second more does not matter."""
+_LOOKED_AT_EVERY_S = 1.0
 
 
 class LocalRequest(NamedTuple):
@@ -114,6 +118,114 @@ def open_transports(settings: GlobalAIOHTTPAsyncClientConfig) -> list[OpenTransp
     return [transport for transport in opened if transport is not None]
 
 
+class Timer(Protocol):
+    """What is going to happen unless it is cancelled."""
+
+    def cancel(self) -> None:
+        """Have it not happen."""
+
+
+class _LongWaits(dict["time_limit | _LongWait", float]):
+    """When the long limits of one event loop end: all have one timer, which costs a tenth of one for each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        loop.call_later(_LOOKED_AT_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        for wait in [wait for wait, until_s in self.items() if until_s <= now_s]:
+            wait.cancel()
+            wait.end()
+        if self:
+            self._loop.call_later(_LOOKED_AT_EVERY_S, self._look)
+        else:
+            _LONG_WAITS.pop(self._loop, None)
+
+
+class _LongWait:
+    __slots__ = ("_argument", "_give_up", "_waits")
+
+    def __init__(self, waits: _LongWaits, give_up: Callable[[Any], object], argument: Any) -> None:
+        self._waits, self._give_up, self._argument = waits, give_up, argument
+
+    def cancel(self) -> None:
+        self._waits.pop(self, None)
+
+    def end(self) -> None:
+        self._give_up(self._argument)
+
+
+_LONG_WAITS: dict[asyncio.AbstractEventLoop, _LongWaits] = {}
+
+
+def _long_waits(loop: asyncio.AbstractEventLoop) -> _LongWaits:
+    for closed in [known for known in _LONG_WAITS if known.is_closed()]:
+        del _LONG_WAITS[closed]
+    waits = _LONG_WAITS[loop] = _LongWaits(loop)
+    return waits
+
+
+def call_after(
+    loop: asyncio.AbstractEventLoop, limit_s: float, give_up: Callable[[Any], object], argument: Any
+) -> Timer:
+    """`loop.call_later` for what hardly ever happens: after a long limit it does up to a second late."""
+    if limit_s < _LONG_S:
+        return loop.call_later(limit_s, give_up, argument)
+    waits = _LONG_WAITS.get(loop)
+    if waits is None:
+        waits = _long_waits(loop)
+    wait = _LongWait(waits, give_up, argument)
+    waits[wait] = loop.time() + limit_s
+    return wait
+
+
+class time_limit:  # noqa: N801 - reads as the function it would be
+    """`asyncio.timeout`, entered by a plain `with`, and at a fifth of its cost; a long limit may be a second late."""
+
+    __slots__ = ("_before", "_is_over", "_limit_s", "_task", "_timer", "_waits")
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._is_over = False
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None
+        self._task = task
+        self._before = task.cancelling()
+        self._waits = _LONG_WAITS.get(loop)
+        if self._waits is None or self._limit_s < _LONG_S:
+            self._waits = None
+            self._timer = call_after(loop, self._limit_s, time_limit.end, self)
+        else:
+            self._waits[self] = loop.time() + self._limit_s
+
+    def cancel(self) -> None:
+        """Stop the clock."""
+        if self._waits is None:
+            self._timer.cancel()
+        else:
+            self._waits.pop(self, None)
+
+    def end(self) -> None:
+        """The time is over."""
+        self._is_over = True
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._waits is None:
+            self._timer.cancel()
+        else:
+            self._waits.pop(self, None)
+        if self._is_over and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+
 class Target(NamedTuple):
     """Where a URL leads, if that is HTTP or HTTPS to an address or a host name."""
 
@@ -143,7 +255,8 @@ def local_request(
 ) -> LocalRequest | None:
     """The request `kwargs` describe; None when only aiohttp can make it."""
     if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
-        return json_request(method, base_url, url_path, kwargs.get("data", b""), kwargs.get("cookies"), None, address)
+        body, cookies = kwargs.get("data", b""), kwargs.get("cookies")
+        return json_request(method.upper(), base_url, url_path, body, cookies, None, address)
     if not _UNDERSTOOD.issuperset(kwargs):
         return None
     data = kwargs.get("data")
@@ -176,11 +289,11 @@ def json_request(
     content: Any = None,
     address: Address | TlsAddress | None = None,
 ) -> LocalRequest:
-    """What nearly every call between servers is."""
+    """What nearly every call between servers is; `method` is in capitals."""
     headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
     if cookies:
         headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
-    return LocalRequest(method.upper(), *_target(base_url, url_path), headers, body, None, content, address)
+    return LocalRequest(method, *_target(base_url, url_path), headers, body, None, content, address)
 
 
 @lru_cache
@@ -205,6 +318,11 @@ def _parts(url: URL) -> tuple[str, str, bytes, bytes]:
 
 
 def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[bytes, bytes]]:
+    for name, _ in headers:
+        if name == b"cookie":
+            break
+    else:
+        return [(b"cookie", own), *headers]
     kept = [value for name, value in headers if name == b"cookie" and value]
     return [(b"cookie", b"; ".join([*kept, own])), *(item for item in headers if item[0] != b"cookie")]
 
@@ -261,6 +379,10 @@ def is_bare(host: str) -> bool:
 
 def _cookie_header(cookies: Any, base_url: str, path: str) -> str:
     """The cookies that apply to a path, judged as aiohttp judges them."""
+    if type(cookies) is SimpleCookie and len(cookies) == 1:
+        (only,) = cookies.values()
+        if type(only) is ReceivedCookie and only.plain_pair is not None:
+            return only.plain_pair
     pairs = list(cookies.items() if hasattr(cookies, "items") else cookies)
     plain = [_plain_pair(name, value) for name, value in pairs]
     if None not in plain:

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.errors import AnswerTooLargeError
 from nemo_gym.http.session import current_settings
-from nemo_gym.http.transports.base import LocalRequest
+from nemo_gym.http.transports.base import LocalRequest, call_after, time_limit
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.rollout_correlation import without_rollout_prefix
@@ -112,7 +112,7 @@ class HostedApp:
         assert self.direct is not None
         work = self.direct.answer(call, scope, request.body, _nothing_more, request.content)
         if request.path in self.cancellable_paths:
-            async with asyncio.timeout(timeout_s):
+            with time_limit(timeout_s):
                 answer = await work
         elif self.direct.never_waits(call):
             answer = _at_once(work)
@@ -190,7 +190,7 @@ async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     task = _spawn(loop, work, ended)
-    timer = loop.call_later(timeout_s, _wake, ended)
+    timer = call_after(loop, timeout_s, _wake, ended)
     try:
         await ended
     finally:

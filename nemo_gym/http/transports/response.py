@@ -59,6 +59,7 @@ class ReceivedCookie(Morsel[str]):
     """A cookie that an answer set, and the `name=value` to send back if it applies to every URL."""
 
     plain_pair: str | None = None
+    name = ""
 
     def __init__(self) -> None:
         """Left empty, unlike any other morsel: whoever reads the cookie fills in name, value and all attributes."""
@@ -89,17 +90,13 @@ class LocalResponse:
         """`parsed` is what the body is the JSON of, where the server still had it; nobody may change it."""
         self.method = method
         self.status = status
+        self.ok = status < 400
         self.raw_headers = tuple(raw_headers)
         self._url = url
         self._body = body
         self._broken = broken
         self._sent_headers = sent_headers
         self.parsed = parsed
-
-    @property
-    def ok(self) -> bool:
-        """Whether the status is below 400."""
-        return self.status < 400
 
     @property
     def reason(self) -> str:
@@ -136,10 +133,10 @@ class LocalResponse:
     def cookies(self) -> SimpleCookie:
         """The cookies this answer sets."""
         if self._cookies is None:
-            self._cookies = SimpleCookie()
+            self._cookies = SimpleCookie.__new__(SimpleCookie)  # an empty one needs nothing else
             for name, value in self.raw_headers:
                 if name in _SET_COOKIE and (morsel := _read_cookie(value)) is not None:
-                    dict.__setitem__(self._cookies, morsel.key, morsel)
+                    dict.__setitem__(self._cookies, morsel.name, morsel)
         return self._cookies
 
     @property
@@ -241,11 +238,12 @@ def _read_cookie(header: bytes) -> ReceivedCookie | None:
     name, _, coded = pair.strip().partition("=")
     morsel = ReceivedCookie()
     try:
-        morsel.set(name, _DECODER.value_decode(coded)[0], coded)
+        morsel.set(name, _DECODER.value_decode(coded)[0] if coded.startswith('"') else coded, coded)
     except CookieError:
         return None
     read, applies_everywhere = _attributes(attributes)
     dict.update(morsel, read)
+    morsel.name = name
     morsel.plain_pair = f"{name}={coded}" if applies_everywhere else None
     return morsel
 

@@ -23,7 +23,14 @@ from aiohttp.client_reqrep import ConnectionKey
 from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, Challenge, TlsAddress
 from nemo_gym.http.errors import CannotConnectError, NotHttpAnswerError, UnprovenServerError
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.base import KEEPALIVE_TIMEOUT_S, LocalRequest, is_bare, socket_factory, workers_share
+from nemo_gym.http.transports.base import (
+    KEEPALIVE_TIMEOUT_S,
+    LocalRequest,
+    call_after,
+    is_bare,
+    socket_factory,
+    workers_share,
+)
 from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.wire_connection import Answer, Connection, httptools, message_of
 
@@ -100,7 +107,7 @@ class WirePool:
             await self._have_it_prove(connection, token, timeout_s)
             timeout_s -= self._loop.time() - asked_s
         answered = connection.send(message)
-        timer = self._loop.call_later(timeout_s, _give_up, answered)
+        timer = call_after(self._loop, timeout_s, _give_up, answered)
         try:
             answer = await answered
             body, is_complete = answer.body(self._max_response_bytes)

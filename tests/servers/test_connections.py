@@ -1,0 +1,173 @@
+"""What goes over a connection to a server: whole answers in one write, everything else as the app sends it."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+
+from nemo_gym.http.transports.memory import Answer
+from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
+from nemo_gym.servers.run import HttpProtocol
+
+DEADLINE_S = 20.0
+WENT_ON = threading.Event()
+WHOLE = [(b"content-length", b"5"), (b"content-type", b"text/plain")]
+UNUSUAL = {
+    "a broken line": [*WHOLE, (b"x-a", b"1\r\nx-b: 2")],
+    "another length": [(b"content-length", b"4"), *WHOLE[1:]],
+    "a word about the connection": [*WHOLE, (b"connection", b"close")],
+    "a name in capitals": [*WHOLE, (b"X-A", b"1")],
+}
+
+
+def app() -> FastAPI:
+    """Answers of every kind."""
+    made = FastAPI()
+
+    @made.post("/whole")
+    @made.head("/whole")
+    async def whole() -> Response:
+        return Response(b"hello", headers={"x-a": "1"})
+
+    @made.post("/nothing")
+    async def nothing() -> Response:
+        return Response(status_code=204)
+
+    @made.post("/long")
+    async def long() -> Response:
+        return Response(b"x" * 1_000_000)
+
+    @made.post("/stream")
+    async def stream() -> StreamingResponse:
+        async def parts() -> Any:
+            while not WENT_ON.is_set():  # noqa: ASYNC110 - set by another thread
+                await asyncio.sleep(0.005)
+            yield b"hello"
+
+        return StreamingResponse(parts())
+
+    @made.post("/breaks_off")
+    async def breaks_off() -> StreamingResponse:
+        async def parts() -> Any:
+            raise RuntimeError("no more")
+            yield b""
+
+        return StreamingResponse(parts(), headers={"content-length": "5"})
+
+    return made
+
+
+@contextmanager
+def serving(served: Any) -> Iterator[int]:
+    """`served` on a loopback port, in a thread of its own."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        plain: dict[str, Any] = {"access_log": False, "server_header": False, "date_header": False, "lifespan": "off"}
+        server = uvicorn.Server(uvicorn.Config(served, log_level="critical", http=HttpProtocol, **plain))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE_S)
+
+
+@contextmanager
+def line_to(port: int) -> Iterator[socket.socket]:
+    """A connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as line:
+        yield line
+
+
+def asking(path: str, method: str = "POST", *headers: str) -> bytes:
+    """A request without a body."""
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", "Content-Length: 0", *headers, "", ""]).encode()
+
+
+def received(line: socket.socket, until: bytes, answers: int = 1) -> bytes:
+    """What comes over a connection until it has come to `until` after so many answers, or to its end."""
+    whole = b""
+    while not (whole.endswith(until) and whole.count(b"HTTP/1.1 ") >= answers) and (piece := line.recv(1_000_000)):
+        whole += piece
+    return whole
+
+
+def test_answers_of_every_kind_come_over_one_connection_as_they_are() -> None:
+    with serving(app()) as port, line_to(port) as line:
+        line.sendall(asking("/whole"))
+        assert received(line, b"hello").startswith(b"HTTP/1.1 200 OK\r\n")
+        line.sendall(asking("/whole", "HEAD"))
+        assert b"content-length: 5\r\n" in received(line, b"\r\n\r\n")
+        line.sendall(asking("/nothing"))
+        assert received(line, b"\r\n\r\n").startswith(b"HTTP/1.1 204")
+        line.sendall(asking("/long"))
+        assert received(line, b"x" * 900_000).endswith(b"\r\n\r\n" + b"x" * 1_000_000)
+        line.sendall(asking("/whole") + asking("/nothing") + asking("/whole"))  # none waits for the one before
+        assert received(line, b"hello", 3).count(b"hello") == 2
+        line.sendall(asking("/stream"))
+        assert b"transfer-encoding: chunked" in received(line, b"\r\n\r\n")  # before there is a body
+        WENT_ON.set()
+        assert received(line, b"0\r\n\r\n", 0).endswith(b"hello\r\n0\r\n\r\n")
+        line.sendall(asking("/whole", "POST", "Connection: close"))
+        assert received(line, b"\0").endswith(b"hello")  # and the end
+
+
+def test_an_answer_that_breaks_off_is_one_without_its_body() -> None:
+    with serving(app()) as port, line_to(port) as line:
+        line.sendall(asking("/breaks_off"))
+
+        assert b"content-length: 5\r\n" in received(line, b"\0")
+
+
+@pytest.mark.parametrize("kind", ["", *UNUSUAL])
+def test_a_caller_takes_whole_answers_and_leaves_the_unusual_ones(kind: str) -> None:
+    taken = []
+
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        taken.append(scope[CALLER].take(Answer(200, [*UNUSUAL.get(kind, WHOLE)], b"hello")))
+        if not taken[-1]:
+            await send({"type": "http.response.start", "status": 500, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+    with serving(answering) as port, line_to(port) as line:
+        line.sendall(asking("/") + asking("/"))
+        answers = received(line, b"\r\n\r\n" if kind else b"hello", 2)
+
+    assert taken == [False, not kind]  # with another request behind it, it is uvicorn's
+    assert answers.count(b"HTTP/1.1 200 OK") + answers.count(b"HTTP/1.1 500") == 2
+
+
+@pytest.mark.parametrize("path", ["/run", "/tool"])
+def test_who_goes_before_the_answer_takes_its_rollout_along_and_no_tool(path: str) -> None:
+    begun, ended = threading.Event(), []
+
+    async def working(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        try:
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            ended.append("done")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        with contextlib.suppress(RuntimeError):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    with serving(DisconnectMiddleware(working, frozenset({"/run"}))) as port:
+        with line_to(port) as line:
+            line.sendall(asking(path))
+            assert begun.wait(DEADLINE_S)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+
+    assert ended == ["cancelled" if path == "/run" else "done"]
