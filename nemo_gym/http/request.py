@@ -344,7 +344,7 @@ async def get_json_to_store(response: ClientResponse) -> Any:
     body = await whole_body(response)
     stored = None
     if len(body) >= LONG_BYTES and WRITTEN_BY_US in (headers := getattr(response, "raw_headers", ())):
-        long = next((value for name, value in headers if name == LONG_PARTS), None)
+        long = dict(headers).get(LONG_PARTS)
         stored = with_lists_unread(body) if long is None else with_parts_unread(body, long)
     return parse_json(body, response) if stored is None else stored
 

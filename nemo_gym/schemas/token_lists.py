@@ -195,13 +195,13 @@ def _without_long(items: Any, beside: list[Any]) -> Any:
         AttributeError: one of them is no model.
     """
     if type(items) is str:
-        return _marked_text(items, beside)
+        return _marked_text(items, beside) if len(items) >= LONG_TEXT else items
     bare = []
     for item in items:
         changes: dict[str, Any] = {}
         fields = item.__dict__
         for name in _TEXTS:
-            value = fields[name] if name in fields else None
+            value = fields.get(name)
             if type(value) is str and len(value) >= LONG_TEXT:
                 changes[name] = _marked_text(value, beside)
             elif type(value) is list and (parts := _without_long_texts(value, beside)) is not None:
@@ -210,7 +210,7 @@ def _without_long(items: Any, beside: list[Any]) -> Any:
             for name in REQUIRED_TOKEN_FIELDS:
                 changes[name] = list_mark(len(beside), of_floats=name == _OF_FLOATS)
                 beside.append(fields[name])
-        bare.append(_changed(item, changes) if changes else item)
+        bare += [_changed(item, changes) if changes else item]
     return bare
 
 
@@ -232,14 +232,12 @@ def _without_long_texts(parts: list[Any], beside: list[Any]) -> list[Any] | None
 
 
 def _marked_text(text: str, beside: list[Any]) -> str:
-    if len(text) < LONG_TEXT:
-        return text
     beside.append(text)
     return text_mark(len(beside) - 1)
 
 
 def _changed(model: _Model, values: Mapping[str, Any]) -> _Model:
-    """A copy with other values, only to be written: it shares with the model what was set and what it does not declare."""
+    """A copy with other values, only to be written: it shares with the model what was set and what is not declared."""
     copied = object.__new__(type(model))
     _set(copied, "__dict__", {**model.__dict__, **values})
     _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__)

@@ -40,8 +40,8 @@ LONG_BYTES = 16_384
 LONG_TEXT = 32_768
 """Characters from which on it pays to leave a text as it is."""
 LONG_PARTS = b"x-nemo-gym-long"
-"""The header of a long answer of ours that says from which byte to which its long lists and texts are, as `12-345,678-910`;
-it is empty where there are none. To be stored they need not be read, nor looked for."""
+"""The header of a long answer of ours that says from which byte to which its long lists and texts are, as in
+`12-345,678-910`; it is empty where there are none. To be stored they need not be read, nor looked for."""
 _MOST_PARTS = 200
 WRITTEN_BY_US = (b"x-nemo-gym-json", b"compact")
 """The header of a long answer whose numbers are written as orjson writes them: to be stored they need not be read."""
@@ -248,7 +248,7 @@ def long_parts_header(spans: list[tuple[int, int]]) -> list[tuple[bytes, bytes]]
 
 
 def long_texts_in(body: bytes) -> list[tuple[int, int]] | None:
-    """From where to where the long texts of a JSON document are, quotes included; None if there are too many short ones.
+    """From where to where the long texts of a JSON document are, quotes included; None if it has too many short ones.
 
     From quote to quote, which costs next to nothing where most of a document is an image or two.
     """
@@ -303,7 +303,7 @@ def _holders(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Where a record may have long lists and texts: in its request, its items and the parts of these."""
     found: list[dict[str, Any]] = []
     for name, of_items in _HOLDERS:
-        holder = record[name] if name in record else None
+        holder = record.get(name)
         if type(holder) is not dict or of_items not in holder:
             continue
         items = holder[of_items] if type(holder[of_items]) is list else []

@@ -223,7 +223,7 @@ def json_answer(body: bytes, content: Any = None, *, passed_on: Any = None) -> A
     length = len(body)
     headers = [(b"content-length", b"%d" % length), _IS_JSON]
     if length >= LONG_BYTES and passed_on is not None:
-        headers += (header for header in passed_on.raw_headers if header == WRITTEN_BY_US or header[0] == LONG_PARTS)
+        headers += [header for header in passed_on.raw_headers if header == WRITTEN_BY_US or header[0] == LONG_PARTS]
     return Answer(_OK, headers, body, content)
 
 

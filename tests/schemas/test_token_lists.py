@@ -46,7 +46,10 @@ def numbers(count: int) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("text", ["said", '\u00e9\u4e2d\U0001f600\n"\\\x7f', "[MARK,0]", "[MARK.0,1.0]"], ids=str.__len__)
+ODD_TEXT = '\u00e9\u4e2d\U0001f600\n"\\\x7f'
+
+
+@pytest.mark.parametrize("text", ["said", ODD_TEXT, "[MARK,0]", "[MARK.0,1.0]", '"MARK:0"'], ids=str.__len__)
 def test_json_is_the_same_to_the_byte(text: str) -> None:
     response = response_with(numbers(LONG), None, numbers(LONG + 7), numbers(3), text=text.replace("MARK", str(MARK)))
     verdict = BaseVerifyResponse(responses_create_params={"input": "hi"}, response=response, reward=0.5)
