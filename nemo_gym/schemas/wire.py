@@ -288,10 +288,12 @@ def with_parts_unread(body: bytes, header: bytes) -> Any:
         record = orjson.loads(b"".join((*pieces, body[copied_to:])) if long else body)
     except ValueError:  # also what orjson raises
         return None
+    if not long:
+        return record
     if not isinstance(record, dict) or not OBSERVED_KEYS.isdisjoint(record):
         return None
     left = {text_mark(number): part for number, part in enumerate(long)}
-    for holder in _holders(record) if long else ():
+    for holder in _holders(record):
         for key, value in holder.items():
             mark = value[0] if type(value) is list and len(value) == 1 else value
             if type(mark) is str and mark in left:
