@@ -55,7 +55,7 @@ from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.session import over_aiohttp
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
-from nemo_gym.schemas.wire import LONG_BYTES, WRITTEN_BY_US, with_lists_unread
+from nemo_gym.schemas.wire import LONG_BYTES, LONG_PARTS, WRITTEN_BY_US, with_lists_unread, with_parts_unread
 
 logger = logging.getLogger(__name__)
 
@@ -341,11 +341,12 @@ async def get_response_json(response: ClientResponse) -> Any:
 
 
 async def get_json_to_store(response: ClientResponse) -> Any:
-    """The same for whoever only stores it: long lists of token ids stay as they are written, if that is our writing."""
+    """The same for whoever only stores it: what is long stays as it is written, if that is our writing."""
     body = await whole_body(response)
     stored = None
-    if len(body) >= LONG_BYTES and WRITTEN_BY_US in getattr(response, "raw_headers", ()):
-        stored = with_lists_unread(body)
+    if len(body) >= LONG_BYTES and WRITTEN_BY_US in (headers := getattr(response, "raw_headers", ())):
+        long = dict(headers).get(LONG_PARTS)
+        stored = with_lists_unread(body) if long is None else with_parts_unread(body, long)
     return parse_json(body, response) if stored is None else stored
 
 

@@ -59,6 +59,7 @@ from nemo_gym.runs.record import (
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 256
+_LONG_LINE_BYTES = 65_536
 _MOST = 2**63
 _ROLLOUT_INDEX_BYTES = f',"{ROLLOUT_INDEX_KEY_NAME}":'.encode()
 ExpectedByAgent = dict[str, Expected]
@@ -74,7 +75,7 @@ class Repeats(NamedTuple):
 
     agent: str
     first_rollout_index: int
-    lines: list[bytes]
+    lines: Sequence[bytes]
     begins_task: bool | None = None
     """Whether no other rows of the task came before; None: if the first rollout index is 0."""
 
@@ -218,9 +219,24 @@ class _RowsAtRandom:
         return row, row[TASK_INDEX_KEY_NAME] if task_index < 0 else task_index, self._firsts[number]
 
 
-def _lines(row: Row, indices: Iterable[int], *, add_seed: bool) -> list[bytes]:
+class _LongLines(Sequence[bytes]):
+    """Lines that are made when they are asked for: all of them together may be a gigabyte."""
+
+    def __init__(self, head: bytes, indices: Sequence[int]) -> None:
+        self._head, self._indices = head, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._head + b"%d}\n" % self._indices[place]
+
+
+def _lines(row: Row, indices: Sequence[int], *, add_seed: bool) -> Sequence[bytes]:
     if not add_seed and ROLLOUT_INDEX_KEY_NAME not in row:
         head = to_line(row)[:-2] + _ROLLOUT_INDEX_BYTES
+        if len(head) >= _LONG_LINE_BYTES:
+            return _LongLines(head, indices)
         return [head + b"%d}\n" % index for index in indices]
     params = row[RESPONSES_CREATE_PARAMS_KEY_NAME]
     lines = []
@@ -306,7 +322,10 @@ def write_rows(rows: Iterable[Repeats], file: BinaryIO, former: FormerRows | Non
     rollouts: Counter[str] = Counter()
     tasks: Counter[str] = Counter()
     for agent, first_rollout_index, lines, begins_task in rows:
-        file.write(b"".join(lines))
+        if isinstance(lines, _LongLines):
+            file.writelines(lines)
+        else:
+            file.write(b"".join(lines))
         rollouts[agent] += len(lines)
         tasks[agent] += first_rollout_index == 0 if begins_task is None else begins_task
         if former is not None:

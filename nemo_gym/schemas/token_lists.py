@@ -1,70 +1,141 @@
-"""Trajectories with token ids: their JSON with the long lists of numbers beside it.
+"""Trajectories with token ids, long texts or images: their JSON with what is long beside it.
 
-Of the megabyte that 32k tokens with ids and log-probs amount to, nearly all is three lists of numbers. Each time such
-a trajectory becomes JSON, or is read, these lists cost a hundred times what all else costs. So they are taken out: the
-rest, an envelope of a few kilobytes with a mark where each list belongs, is written and read as usual. Whoever needs
-the whole JSON gets the lists put in by orjson, and a server in the same process takes them as they are.
+Of the megabyte that 32k tokens with ids and log-probs amount to, nearly all is three lists of numbers; of a row with an
+image it is one text. Each time such a trajectory becomes JSON, or is read, these cost a hundred times what all else
+costs. So they are taken out: the rest, an envelope of a few kilobytes with a mark where each belongs, is written and
+read as usual. Whoever needs the whole JSON gets them put in by orjson, and a server in the same process takes them as
+they are.
 
-A mark is a list of one number that nobody else can know, so no text of a model is mistaken for one. Whatever is not
-exactly what it should be (other types, validators that want to see the lists, numbers that are none) goes the long way.
+A mark holds a number that nobody else can know, so no text of a model is mistaken for one. Whatever is not exactly what
+it should be (other types, validators that want to see what is long, numbers that are none) goes the long way.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+import orjson
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from nemo_gym.schemas.openai_responses import NeMoGymResponse
-from nemo_gym.schemas.wire import MARK, REQUIRED_TOKEN_FIELDS, ListsBeside, TokenIDLogProbMixin
+from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.schemas.wire import (
+    LONG_TEXT,
+    MARK,
+    PARTS,
+    REQUIRED_TOKEN_FIELDS,
+    ListsBeside,
+    list_mark,
+    long_texts_in,
+    text_mark,
+)
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 LONG = 512
 """Tokens from which on it pays."""
-_MARKS = {name: [float(MARK) if name == "generation_log_probs" else MARK] for name in REQUIRED_TOKEN_FIELDS}
+_OF_FLOATS = "generation_log_probs"
+_TEXTS = (*PARTS, "arguments")
+_PART_TEXTS = ("text", "image_url", "file_data")
+_PARAMS, _RESPONSE = "responses_create_params", "response"
 _CHECKING = ("validators", "field_validators", "root_validators", "model_validators")
+_set = object.__setattr__
 _WRITING = ("field_serializers", "model_serializers", "computed_fields")
 
 
-def has_long_lists(items: Iterable[Any]) -> bool:
-    """Whether there is an item with so many tokens that it pays."""
-    for item in items:  # noqa: SIM110 - for every rollout, and a generator takes three times as long
-        if isinstance(item, TokenIDLogProbMixin) and len(item.generation_token_ids) >= LONG:
-            return True
+def has_long_parts(items: Any) -> bool:
+    """Whether there is an item with so many tokens, or so long a text, that it pays: for every rollout, so not for all.
+
+    A text where texts hardly ever are is found only beside another.
+    """
+    if type(items) is not list:
+        return type(items) is str and len(items) >= LONG_TEXT
+    try:
+        for item in items:
+            fields = item.__dict__
+            if "generation_token_ids" in fields and len(fields["generation_token_ids"]) >= LONG:
+                return True
+            for name in _TEXTS:
+                if name in fields:
+                    value = fields[name]
+                    if (type(value) is str and len(value) >= LONG_TEXT) or (type(value) is list and _is_long(value)):
+                        return True
+    except AttributeError:  # it is no model
+        pass
     return False
 
 
-def response_in(model: BaseModel) -> NeMoGymResponse | None:
-    """The response that `model` is, or has, if it carries long lists."""
-    response = model if type(model) is NeMoGymResponse else model.__dict__.get("response")
-    return response if type(response) is NeMoGymResponse and has_long_lists(response.output) else None
+def _is_long(parts: list[Any]) -> bool:
+    for part in parts:
+        inner = part if type(part) is dict else part.__dict__
+        for name in _PART_TEXTS:
+            if name in inner and type(inner[name]) is str and len(inner[name]) >= LONG_TEXT:
+                return True
+    return False
 
 
-def json_of(model: BaseModel, **options: Any) -> bytes | None:
-    """The JSON of what is or has a response with long lists, with pydantic's options; None: take the long way."""
-    response = response_in(model)
-    if response is None or not _is_written_plainly(type(model)):
+def json_of(model: BaseModel, **options: Any) -> tuple[bytes, list[tuple[int, int]]] | None:
+    """The JSON of what is or has a response, with pydantic's options, and from where to where what is long is in it.
+
+    None: nothing is, or it must be written the long way.
+    """
+    fields = model.__dict__
+    response = model if type(model) is NeMoGymResponse else fields.get(_RESPONSE)
+    if type(response) is not NeMoGymResponse:
         return None
-    bare, lists = _without_lists(response)
-    holder = bare if model is response else _changed(model, {"response": bare})
+    params = fields.get(_PARAMS) if model is not response else None
+    is_asked_long = type(params) is NeMoGymResponseCreateParamsNonStreaming and has_long_parts(params.input)
+    if not (is_asked_long or has_long_parts(response.output)) or not _is_written_plainly(type(model)):
+        return None
+    beside: list[Any] = []
     try:
-        return ListsBeside(holder.__pydantic_serializer__.to_json(holder, **options), lists).whole()
-    except (TypeError, ValueError):
+        holder: BaseModel = _changed(response, {"output": _without_long(response.output, beside)})
+        if model is not response:
+            changes: dict[str, Any] = {_RESPONSE: holder}
+            if is_asked_long and params is not None:
+                changes[_PARAMS] = _changed(params, {"input": _without_long(params.input, beside)})
+            holder = _changed(model, changes)
+        return ListsBeside(holder.__pydantic_serializer__.to_json(holder, **options), beside).written()
+    except (TypeError, ValueError, AttributeError):
         return None
 
 
-def with_lists_beside(response: NeMoGymResponse, before: bytes, after: bytes) -> ListsBeside | None:
-    """The JSON of the set fields of a response, between other JSON; None when that must be written whole."""
-    if type(response) is not NeMoGymResponse or not has_long_lists(response.output):
+def with_lists_beside(response: NeMoGymResponse, row: bytes) -> ListsBeside | None:
+    """A row, in which something follows, with the JSON of the set fields of a response as its last field.
+
+    None when that must be written whole.
+    """
+    if type(response) is not NeMoGymResponse:
         return None
-    bare, lists = _without_lists(response)
-    if not all(map(_are_numbers, lists)):
+    spans = long_texts_in(row) if len(row) >= LONG_TEXT else None
+    if not spans and not has_long_parts(response.output):
         return None
-    envelope = bare.__pydantic_serializer__.to_json(bare, exclude_unset=True)
-    beside = ListsBeside(b"".join((before, envelope, after)), lists)
-    return beside if len(beside.parts()) == len(lists) + 1 else None
+    beside: list[Any] = []
+    pieces: list[bytes] = []
+    copied_to = 0
+    for start, end in spans or ():
+        pieces += (row[copied_to:start], b'"%b"' % text_mark(len(beside)).encode())
+        beside.append(_text(row[start + 1 : end - 1]))
+        copied_to = end
+    try:
+        bare = _changed(response, {"output": _without_long(response.output, beside)})
+        if not all(map(_can_be_told, beside)):
+            return None
+        envelope = bare.__pydantic_serializer__.to_json(bare, exclude_unset=True)
+        document = ListsBeside(b"".join((*pieces, row[copied_to:], b',"response":', envelope, b"}")), beside)
+        document.marks()
+    except (ValueError, AttributeError):
+        return None
+    return document
+
+
+def _text(written: bytes) -> str:
+    """What JSON says between two quotes, of which there are none in between."""
+    if written.isascii() and b"\\" not in written:
+        return written.decode("ascii")
+    text: str = orjson.loads(b'"%b"' % written)
+    return text
 
 
 def can_be_filled_in(body_type: Any) -> bool:
@@ -75,54 +146,112 @@ def can_be_filled_in(body_type: Any) -> bool:
         or "response" not in body_type.model_fields
     ):
         return False
-    response = body_type.model_fields["response"]
-    is_plain = response.annotation is NeMoGymResponse and not response.metadata and response.alias is None
+    fields = body_type.model_fields
+    is_plain = _is_plain(fields.get(_RESPONSE), NeMoGymResponse)
+    is_plain = is_plain and _is_plain(fields.get(_PARAMS), NeMoGymResponseCreateParamsNonStreaming)
     has_hook = body_type.model_post_init is not BaseModel.model_post_init
     return is_plain and not has_hook and not _decorations(body_type, _CHECKING)
 
 
-def fill_in(body: BaseModel, lists: list[list[Any]]) -> bool:
-    """Put copies of `lists` where their marks are in the response of `body`; False if they do not fit."""
-    marked = list(_marked(body.__dict__["response"].output))
-    if len(marked) != len(lists):
-        return False
-    for (fields, name), numbers in zip(marked, lists, strict=True):
-        fields[name] = numbers[:]
-    return True
+def _is_plain(field: FieldInfo | None, kind: type[BaseModel]) -> bool:
+    return field is not None and field.annotation is kind and not field.metadata and field.alias is None
 
 
-def _marked(items: Iterable[Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def fill_in(body: BaseModel, beside: list[Any]) -> bool:
+    """Put what is beside, lists as copies, where the marks are in the response and the input of `body`.
+
+    False if they do not fit.
+    """
+    fields = body.__dict__
+    texts = {text_mark(number): number for number, part in enumerate(beside) if type(part) is str}
+    filled = 0
+    for holder in (*_holders(fields[_RESPONSE].__dict__, "output"), *_holders(fields[_PARAMS].__dict__, "input")):
+        for name, value in holder.items():
+            if type(value) is str and value in texts:
+                holder[name] = beside[texts.pop(value)]
+            elif type(value) is list and value and value[0] == MARK and len(value) == 2:
+                holder[name] = beside[int(value[1])][:]
+            else:
+                continue
+            filled += 1
+    return filled == len(beside)
+
+
+def _holders(holder: dict[str, Any], of_items: str) -> list[dict[str, Any]]:
+    """Where a response or its request may have what is long: in itself, its items and the parts of these."""
+    items = holder[of_items] if type(holder[of_items]) is list else []
+    found = [holder, *[item.__dict__ for item in items]]
+    for fields in found[1:]:
+        for name in PARTS:
+            if name in fields and type(fields[name]) is list:
+                found += [part if type(part) is dict else part.__dict__ for part in fields[name]]
+    return found
+
+
+def _without_long(items: Any, beside: list[Any]) -> Any:
+    """A copy of items with marks for what is long, which is added to what is `beside`.
+
+    Raises:
+        AttributeError: one of them is no model.
+    """
+    if type(items) is str:
+        return _marked_text(items, beside) if len(items) >= LONG_TEXT else items
+    bare = []
     for item in items:
-        if isinstance(item, TokenIDLogProbMixin):
-            for name, value in item.__dict__.items():
-                if name in _MARKS and value == _MARKS[name]:
-                    yield item.__dict__, name
+        changes: dict[str, Any] = {}
+        fields = item.__dict__
+        for name in _TEXTS:
+            value = fields.get(name)
+            if type(value) is str and len(value) >= LONG_TEXT:
+                changes[name] = _marked_text(value, beside)
+            elif type(value) is list and (parts := _without_long_texts(value, beside)) is not None:
+                changes[name] = parts
+        if "generation_token_ids" in fields and len(fields["generation_token_ids"]) >= LONG:
+            for name in REQUIRED_TOKEN_FIELDS:
+                changes[name] = list_mark(len(beside), of_floats=name == _OF_FLOATS)
+                beside.append(fields[name])
+        bare += [_changed(item, changes) if changes else item]
+    return bare
 
 
-def _without_lists(response: NeMoGymResponse) -> tuple[NeMoGymResponse, list[list[Any]]]:
-    """A copy of a response with marks for the lists of its long items, and these lists in order."""
-    lists: list[list[Any]] = []
-    output: list[Any] = []
-    for item in response.output:
-        if isinstance(item, TokenIDLogProbMixin) and len(item.generation_token_ids) >= LONG:
-            lists += (value for name, value in item.__dict__.items() if name in _MARKS)  # as they are written
-            output.append(_changed(item, _MARKS))
+def _without_long_texts(parts: list[Any], beside: list[Any]) -> list[Any] | None:
+    """The parts of a message with marks for long texts; None when there are none."""
+    bare: list[Any] = []
+    before = len(beside)
+    for part in parts:
+        inner = part if type(part) is dict else part.__dict__
+        changes = {}
+        for name in _PART_TEXTS:
+            if name in inner and type(inner[name]) is str and len(inner[name]) >= LONG_TEXT:
+                changes[name] = _marked_text(inner[name], beside)
+        if not changes:
+            bare.append(part)
         else:
-            output.append(item)
-    return _changed(response, {"output": output}), lists
+            bare.append({**part, **changes} if inner is part else _changed(part, changes))
+    return None if len(beside) == before else bare
+
+
+def _marked_text(text: str, beside: list[Any]) -> str:
+    beside.append(text)
+    return text_mark(len(beside) - 1)
 
 
 def _changed(model: _Model, values: Mapping[str, Any]) -> _Model:
-    """A copy with other values, which counts as set what was set before."""
-    copied = model.__copy__()
-    copied.__dict__.update(values)
+    """A copy with other values, only to be written: it shares with the model what was set and what is not declared."""
+    copied = object.__new__(type(model))
+    _set(copied, "__dict__", {**model.__dict__, **values})
+    _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__)
+    _set(copied, "__pydantic_extra__", model.__pydantic_extra__)
+    _set(copied, "__pydantic_private__", model.__pydantic_private__)
     return copied
 
 
-def _are_numbers(numbers: list[Any]) -> bool:
-    """Whether JSON says them as they are: it has neither infinity nor NaN."""
+def _can_be_told(long: Any) -> bool:
+    """Whether JSON says it as it is: it has neither infinity nor NaN."""
+    if type(long) is str:
+        return True
     try:
-        return type(numbers) is list and math.isfinite(sum(numbers))
+        return type(long) is list and math.isfinite(sum(long))
     except (TypeError, OverflowError):
         return False
 

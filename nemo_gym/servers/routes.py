@@ -27,10 +27,9 @@ from starlette.types import Receive, Scope, Send
 
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
-from nemo_gym.schemas.openai_responses import NeMoGymResponse
 from nemo_gym.schemas.run_requests import BaseRunRequest, forget, with_row
 from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
-from nemo_gym.schemas.wire import LONG_BYTES, WRITTEN_BY_US, ListsBeside
+from nemo_gym.schemas.wire import LONG_BYTES, LONG_PARTS, WRITTEN_BY_US, ListsBeside, long_parts_header
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +138,7 @@ class DirectCall:
     async def answer(self, scope: Scope, body: bytes, receive: Receive, content: Any = None) -> Answer | Response:
         """What the endpoint says to `body`, or to `content`; a response of its own making is returned as it is."""
         arguments: dict[str, Any] = {}
+        may_be_long = type(content) is ListsBeside or len(body) >= LONG_BYTES
         if type(content) is ListsBeside:
             body, content = content.whole() if self._request_name else b"", self._filled_in(content)
         if self._request_name:
@@ -154,9 +154,9 @@ class DirectCall:
                     raise
                 return other
         if not self._response_name:
-            return self._answer(await self._endpoint(**arguments), None)
+            return self._answer(await self._endpoint(**arguments), None, may_be_long)
         response = arguments[self._response_name] = Response()
-        return self._answer(await self._endpoint(**arguments), response)
+        return self._answer(await self._endpoint(**arguments), response, may_be_long)
 
     def _validated(self, body: bytes) -> Any:
         if not body and self._body_default is not PydanticUndefined and self._body_default is not ...:
@@ -189,14 +189,14 @@ class DirectCall:
         logger.warning("%s: what is nested more than %d levels deep is read as null", name, self._most_levels)
         return shallow
 
-    def _answer(self, result: Any, response: Response | None) -> Answer | Response:
+    def _answer(self, result: Any, response: Response | None, may_be_long: bool) -> Answer | Response:
         if isinstance(result, _WHOLE):
             return result
-        body = to_json(result)
+        body, long = written(result, may_be_long)
         length = len(body)
         headers = [(b"content-length", b"%d" % length), _IS_JSON]
         if length >= LONG_BYTES and isinstance(result, BaseModel):
-            headers.append(WRITTEN_BY_US)
+            headers += (WRITTEN_BY_US, *long_parts_header(long))
         if response is None:
             return Answer(self._status, headers, body, result)
         headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
@@ -223,21 +223,25 @@ def json_answer(body: bytes, content: Any = None, *, passed_on: Any = None) -> A
     """
     length = len(body)
     headers = [(b"content-length", b"%d" % length), _IS_JSON]
-    if length >= LONG_BYTES and WRITTEN_BY_US in getattr(passed_on, "raw_headers", ()):
-        headers.append(WRITTEN_BY_US)
+    if length >= LONG_BYTES and passed_on is not None:
+        headers += [header for header in passed_on.raw_headers if header == WRITTEN_BY_US or header[0] == LONG_PARTS]
     return Answer(_OK, headers, body, content)
 
 
 def to_json(result: Any) -> bytes:
     """A handler's result as JSON: models as they are, anything else as FastAPI would."""
+    return written(result)[0]
+
+
+def written(result: Any, may_be_long: bool = True) -> tuple[bytes, list[tuple[int, int]]]:
+    """The same, and from where to where what is long is in it, if anything may be."""
     if isinstance(result, BaseModel):
-        can_be_long = "response" in result.__dict__ or type(result) is NeMoGymResponse
-        written = json_of(result, by_alias=True, warnings=False) if can_be_long else None
-        return written or result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False)
+        found = json_of(result, by_alias=True, warnings=False) if may_be_long else None
+        return found or (result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False), [])
     try:
-        return orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS), []
     except TypeError:  # also for numbers of more than 64 bits
-        return json.dumps(jsonable_encoder(result), separators=(",", ":")).encode()
+        return json.dumps(jsonable_encoder(result), separators=(",", ":")).encode(), []
 
 
 def answers_with_row(handler: _Handler) -> _Handler:

@@ -13,8 +13,8 @@ from nemo_gym.server_utils import json_bytes
 
 def with_response(row: bytes, response: NeMoGymResponse) -> bytes | ListsBeside:
     """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
-    before = row.rstrip()[:-1] + b',"response":'
-    return with_lists_beside(response, before, b"}") or b"".join((before, json_bytes(response), b"}"))
+    before = row.rstrip()[:-1]
+    return with_lists_beside(response, before) or b"".join((before, b',"response":', json_bytes(response), b"}"))
 
 
 class Verdict(NamedTuple):

@@ -14,7 +14,17 @@ from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.jsonl import Unread, to_line
 from nemo_gym.openai_utils import NeMoGymResponse
 from nemo_gym.schemas.token_lists import LONG, can_be_filled_in, json_of, with_lists_beside
-from nemo_gym.schemas.wire import MARK, ListsBeside, with_lists_unread
+from nemo_gym.schemas.wire import (
+    LONG_TEXT,
+    MARK,
+    ListsBeside,
+    long_parts_header,
+    long_texts_in,
+    with_lists_read,
+    with_lists_unread,
+    with_parts_unread,
+)
+from nemo_gym.servers import routes
 from nemo_gym.servers.routes import DirectCall, DirectRoute, to_json
 from responses_api_agents.simple_agent.verdicts import with_response
 from tests.perf.side_by_side import endpoint, payloads
@@ -46,7 +56,10 @@ def numbers(count: int) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("text", ["said", '\u00e9\u4e2d\U0001f600\n"\\\x7f', "[MARK]", "[MARK.0]"], ids=str.__len__)
+ODD_TEXT = '\u00e9\u4e2d\U0001f600\n"\\\x7f'
+
+
+@pytest.mark.parametrize("text", ["said", ODD_TEXT, "[MARK,0]", "[MARK.0,1.0]", '"MARK:0"'], ids=str.__len__)
 def test_json_is_the_same_to_the_byte(text: str) -> None:
     response = response_with(numbers(LONG), None, numbers(LONG + 7), numbers(3), text=text.replace("MARK", str(MARK)))
     verdict = BaseVerifyResponse(responses_create_params={"input": "hi"}, response=response, reward=0.5)
@@ -62,11 +75,11 @@ def test_short_lists_and_numbers_that_json_cannot_say_take_the_long_way() -> Non
     assert json_of(response_with(numbers(LONG - 1), None)) is None
     odd = response_with(numbers(LONG))
     odd.output[0].generation_log_probs[5] = math.nan  # type: ignore[union-attr]
-    assert with_lists_beside(odd, b"", b"") is None
+    assert with_lists_beside(odd, ROW[:-1]) is None
     assert to_json(odd) == long_way(odd, by_alias=True, warnings=False)
     unset = response_with(numbers(LONG))
     unset.output[0].__pydantic_fields_set__.discard("generation_log_probs")
-    assert with_lists_beside(unset, b"", b"") is None
+    assert with_lists_beside(unset, ROW[:-1]) is None
 
 
 class Counting(BaseVerifyResponse):
@@ -226,3 +239,69 @@ def test_lists_that_are_only_stored_are_not_read_and_the_line_is_the_same(text: 
 )
 def test_what_is_not_as_we_write_it_or_is_looked_at_is_read_whole(body: bytes) -> None:
     assert with_lists_unread(body) is None
+
+
+LONG_SAID = (ODD_TEXT + "".join(map(chr, range(0xD7FF))) + "x") * 2
+
+
+def with_image(image: str) -> bytes:
+    return orjson.dumps(payloads.row_with(image))
+
+
+@pytest.mark.parametrize("text", ["said", LONG_SAID], ids=["short", "long"])
+@pytest.mark.parametrize("image", ["data:image/png;base64,AAAA", payloads.image_of(50_000)], ids=["small", "large"])
+def test_json_of_long_texts_and_images_is_the_same_to_the_byte(text: str, image: str) -> None:
+    row = with_image(image)
+    response = response_with(None, numbers(LONG), text=text)
+    fields = {**orjson.loads(row), "response": response, "reward": 0.5}
+    verdict = BaseVerifyResponse.model_validate(fields)
+    body, spans = routes.written(verdict)
+    assert body == long_way(verdict, by_alias=True, warnings=False)
+    assert len(spans) == 3 + 2 * (text is LONG_SAID) + (len(image) > LONG_TEXT)
+    sent = with_response(row, response)
+    assert isinstance(sent, ListsBeside)
+    assert sent.whole() == row[:-1] + b',"response":' + long_way(response, exclude_unset=True) + b"}"
+
+
+def test_a_verifier_is_given_the_texts_and_images_themselves() -> None:
+    seen: list[BaseVerifyRequest] = []
+
+    async def verify(body: BaseVerifyRequest) -> dict[str, Any]:
+        seen.append(body)
+        return {}
+
+    row = with_image(payloads.image_of(50_000))
+    for given in (
+        row,
+        row.replace(b'"responses_create_params"', b'"note":"%b","responses_create_params"' % (b"n" * 40_000)),
+    ):
+        response = response_with(None, text=LONG_SAID)
+        body = with_response(given, response)
+        assert isinstance(body, ListsBeside)
+        asyncio.run(call_of(verify).answer({"type": "http", "headers": []}, b"", never, body))
+        assert seen[-1].response == response
+        params = orjson.loads(given)["responses_create_params"]
+        assert seen[-1].responses_create_params.model_dump(exclude_unset=True) == params
+        assert str(MARK) not in seen[-1].model_dump_json()
+
+
+@pytest.mark.parametrize("quotes", ['"', "\\", '\\"'])
+def test_texts_with_quotes_in_them_are_never_cut_in_the_wrong_place(quotes: str) -> None:
+    row = orjson.dumps({"a": "x" * LONG_TEXT + quotes, "b": "y" * LONG_TEXT * 2})
+    spans = long_texts_in(row)
+    assert spans is None or [orjson.loads(row[start:end]) for start, end in spans] == list(orjson.loads(row).values())
+
+
+def test_what_is_stored_of_long_texts_is_what_was_written() -> None:
+    fields = {**orjson.loads(with_image(payloads.image_of(50_000))), "response": response_with(None, text=LONG_SAID)}
+    verdict = BaseVerifyResponse.model_validate({**fields, "reward": 0.5})
+    body, spans = routes.written(verdict)
+    ((_, header),) = long_parts_header(spans)
+    record = with_parts_unread(body, header)
+    assert sum(isinstance(part.get("text"), Unread) for part in record["response"]["output"][0]["content"]) == 1
+    assert to_line(record) == body + b"\n"
+    assert with_lists_read(record) == orjson.loads(body)
+    start, end = spans[0]
+    for wrong in (b"1-2", b"%d-%d" % (start, end - 1), b"%d-%d" % (start + 1, end), b"x", b"0-%d" % len(body)):
+        assert with_parts_unread(body, wrong) is None
+    assert with_parts_unread(body, b"") == orjson.loads(body)
