@@ -1,24 +1,102 @@
 """The servers of the run that the collector talks to: which they are, their models, and what to say without them."""
 
 import http.client
+import json
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
+from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_gym.collect.failures import attempt_name, request_debug_summary
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
-from nemo_gym.http.client import ServerClient
-from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE
+from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
+from nemo_gym.http.client import RolloutSender, ServerClient
+from nemo_gym.http.partial import WANTS_PARTIAL
+from nemo_gym.http.request import get_json_to_store, raise_for_status
+from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
+from nemo_gym.http.transports.base import JSON_HEADERS
+from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, TIMING_KEY_NAME
 from nemo_gym.runs.manifest import RunFacts
+from nemo_gym.runs.record import Row
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _MODEL_NAME_KEYS = ("openai_model", "model")
+_RUN_PATH = "/run"
+_ASKS_FOR_MORE = {**JSON_HEADERS, WANTS_PARTIAL: "true", **ASKS_FOR_CALLS}
+"""Headers of `/run`: what a run wants to know beside the result."""
+_DEBUG_MARKER = "[rollout_collection] /run failed"
+
+
+class NoAgentError(ConfigError, KeyError):
+    """A row that does not say which agent it is for."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RunPost:
+    """Sends the rows of one run to their agents; its rollouts go by the name of the run, and their own."""
+
+    def __init__(self, client: ServerClient, run: str) -> None:
+        """`run` is what the run is called; call it inside a coroutine."""
+        self._client, self._run = client, run
+        self._sender = RolloutSender(client, _RUN_PATH, _ASKS_FOR_MORE) if isinstance(client, ServerClient) else None
+
+    async def post(self, row: Row) -> Any:
+        """The answer to `/run`, with what the agent told of its calls."""
+        agent = agent_to_ask(row)
+        name = attempt_name(row)
+        if self._sender is None or name is None:
+            response = await self._client.post(
+                server_name=agent, url_path=_RUN_PATH, json=row, headers=self._headers_for(name)
+            )
+        else:
+            response = await self._sender.post(agent, row, f"{self._run}/{name}")
+        if response.status >= 400:
+            await raise_unless_run(response, row)
+        result = await get_json_to_store(response)
+        if isinstance(result, dict):
+            result[TIMING_KEY_NAME] = calls_of(response)
+        return result
+
+    def _headers_for(self, name: str | None) -> Mapping[str, str]:
+        return {**_ASKS_FOR_MORE, ATTEMPT_HEADER: self._run if name is None else f"{self._run}/{name}"}
+
+
+def agent_to_ask(row: Row) -> str:
+    """The agent that a row is for.
+
+    Raises:
+        NoAgentError: it does not say.
+    """
+    try:
+        agent: str = row["agent_ref"]["name"]
+    except (KeyError, TypeError) as error:
+        raise NoAgentError(
+            f"a row does not say which agent it is for; it has {listed(row)}. Give each row an agent_ref, such as "
+            '{"agent_ref": {"name": "my_agent"}}'
+        ) from error
+    return agent
+
+
+async def raise_unless_run(response: ClientResponse, row: Row) -> None:
+    """Raise `ServerResponseError` if `/run` was answered with an error; whoever wants to look into that is told."""
+    try:
+        await raise_for_status(response)
+    except Exception as error:
+        if is_global_aiohttp_client_request_debug_enabled():
+            summary = json.dumps(request_debug_summary(row), sort_keys=True)
+            sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
+            sys.stdout.flush()
+        raise
 
 
 def announce_head(client: ServerClient) -> None:

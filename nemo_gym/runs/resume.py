@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from nemo_gym.errors import GymError
-from nemo_gym.jsonl import iter_lines, parse
+from nemo_gym.jsonl import iter_plain_lines, parse
 from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import Expected
@@ -35,6 +36,9 @@ from nemo_gym.runs.repeats import NotNeeded, RepeatRule
 from nemo_gym.runs.spending import Meter
 
 logger = logging.getLogger(__name__)
+
+
+_row_of = itemgetter(1)
 
 
 class RowsChangedError(GymError):
@@ -144,7 +148,7 @@ class Plan:
         Raises:
             RowsChangedError: the file is no longer the one that the plan was made of.
         """
-        return (row for _, row in self.places())
+        return map(_row_of, self.places())
 
     def places(self) -> Iterator[tuple[int, Row]]:
         """The same, each with the place where `reading` finds it again."""
@@ -152,11 +156,12 @@ class Plan:
             yield from enumerate(self.rows)
             return
         read, total = 0, self.total
-        for read, line in enumerate(iter_lines(self.path), 1):
+        for number, _, _, content, offset in iter_plain_lines(self.path):
+            read += 1
             if read > total:
                 break
             if self.owed_lines is None or self.owed_lines[read - 1]:
-                yield line.offset, self._row(line.content, f"line {line.number}")
+                yield offset, self._row(content, "line", number)
         if read != total:
             raise self._changed(f"it does not have {total} rows any more")
 
@@ -170,16 +175,16 @@ class Plan:
 
             def row_at(place: int) -> Row:
                 file.seek(place)
-                return self._row(file.readline().strip(), f"what stands at byte {place}")
+                return self._row(file.readline().strip(), "what stands at byte", place)
 
             yield row_at
 
-    def _row(self, content: bytes, where: str) -> Row:
+    def _row(self, content: bytes, what: str, place: int) -> Row:
         try:
-            row = parse(content)
+            row: Row = parse(content)
         except ValueError as error:
-            raise self._changed(f"{where} is not JSON any more") from error
-        return _numbered(row, self.attempts)
+            raise self._changed(f"{what} {place} is not JSON any more") from error
+        return _numbered(row, self.attempts) if self.attempts else row
 
     def _changed(self, how: str) -> RowsChangedError:
         return RowsChangedError(
