@@ -6,6 +6,7 @@ made, one byte per row.
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from nemo_gym.errors import GymError
 from nemo_gym.jsonl import iter_plain_lines, parse
-from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME
+from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import Expected
 from nemo_gym.runs.read import Damaged, keys_in, records
@@ -38,6 +39,9 @@ from nemo_gym.runs.spending import Meter
 logger = logging.getLogger(__name__)
 
 
+_INDEX_AT_END = re.compile(rb',"%b":(0|[1-9][0-9]{0,17})\}$' % ROLLOUT_INDEX_KEY_NAME.encode())
+"""All in which the repeats of a task differ, as they are written."""
+_LONGEST_INDEX = len(ROLLOUT_INDEX_KEY_NAME) + 23
 _row_of = itemgetter(1)
 
 
@@ -156,12 +160,22 @@ class Plan:
             yield from enumerate(self.rows)
             return
         read, total = 0, self.total
+        start = b""
+        alike: Row = {}
         for number, _, _, content, offset in iter_plain_lines(self.path):
             read += 1
             if read > total:
                 break
-            if self.owed_lines is None or self.owed_lines[read - 1]:
-                yield offset, self._row(content, "line", number)
+            if self.owed_lines is not None and not self.owed_lines[read - 1]:
+                continue
+            index = _INDEX_AT_END.search(content, max(0, len(content) - _LONGEST_INDEX))
+            if start and index is not None and index.start() == len(start) and content.startswith(start):
+                row = {**alike, ROLLOUT_INDEX_KEY_NAME: int(index[1])}
+            else:
+                row = self._row(content, "line", number)
+                is_known = index is not None and next(reversed(row), None) == ROLLOUT_INDEX_KEY_NAME
+                start, alike = (content[: index.start()], {**row}) if index and is_known else (b"", {})
+            yield offset, _numbered(row, self.attempts) if self.attempts else row
         if read != total:
             raise self._changed(f"it does not have {total} rows any more")
 
@@ -175,7 +189,8 @@ class Plan:
 
             def row_at(place: int) -> Row:
                 file.seek(place)
-                return self._row(file.readline().strip(), "what stands at byte", place)
+                row = self._row(file.readline().strip(), "what stands at byte", place)
+                return _numbered(row, self.attempts) if self.attempts else row
 
             yield row_at
 
@@ -184,7 +199,7 @@ class Plan:
             row: Row = parse(content)
         except ValueError as error:
             raise self._changed(f"{what} {place} is not JSON any more") from error
-        return _numbered(row, self.attempts) if self.attempts else row
+        return row
 
     def _changed(self, how: str) -> RowsChangedError:
         return RowsChangedError(

@@ -236,7 +236,10 @@ def _put_back(record: Any, lists: list[Unread]) -> bool:
 
 
 def with_lists_read(record: Any) -> Any:
-    """The same record, in which what `with_lists_unread` left is read after all."""
+    """The same record, in which what nobody has read is read after all: lists of token ids, and parameters."""
+    params = record.get("responses_create_params") if isinstance(record, dict) else None
+    if isinstance(params, Unread):
+        record["responses_create_params"] = orjson.loads(params.written)
     for item, field, value in _lists_in(record):
         if isinstance(value, Unread):
             item[field] = orjson.loads(value.written)
