@@ -5,7 +5,9 @@ kept. `run_from_config` is the same story for Python callers, with the results k
 trainers who bring their own rows. The steps live in `nemo_gym.collect`, the files in `nemo_gym.runs`.
 """
 
+import json
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, PrivateAttr
 
@@ -54,7 +57,6 @@ from nemo_gym.collect.run_servers import (
     announce_head,
     facts_about,
     follow_replicas,
-    raise_unless_run,
     require_agents,
 )
 from nemo_gym.collect.server_watch import ServerWatch
@@ -66,6 +68,7 @@ from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import get_response_json, parse_json, raise_for_status, whole_body
+from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
@@ -104,6 +107,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_DEBUG_MARKER = "[rollout_collection] /run failed"
 
 _DEFAULT_MAX_ROLLOUT_ATTEMPTS = DEFAULT_MAX_ROLLOUT_ATTEMPTS
 _get_max_rollout_attempts = max_attempts_from_environment
@@ -260,7 +265,7 @@ class RolloutCollectionHelper(BaseModel):
         client, watch = servers
         post: Post = partial(self._post, client)
         if watch is not None:
-            post = RunPost(client, run_id(run.config.paths.rollouts)).post
+            post = RunPost(client, run_id(run.config.paths.rollouts), _raise_unless_run).post
         is_resumed = run.is_resumed and watch is not None
         async with scoring_first(run.store.paths, client, post) if is_resumed else nullcontext(post) as sending:
             await roll_out(
@@ -345,7 +350,7 @@ class RolloutCollectionHelper(BaseModel):
 
     async def _post(self, client: ServerClient, row: Row) -> Any:
         response = await client.post(server_name=agent_to_ask(row), url_path="/run", json=row)
-        await raise_unless_run(response, row)
+        await _raise_unless_run(response, row)
         return await get_response_json(response)
 
     def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:
@@ -438,6 +443,18 @@ def _refuse_own_order(config: RolloutCollectionConfig) -> None:
     given = [name for name in ("order", "stop_repeats_when") if getattr(config, name) not in (None, "input")]
     if given:
         raise ConfigError(f"+{given[0]} has no effect on an overridden run_examples, which gets all rows at once")
+
+
+async def _raise_unless_run(response: ClientResponse, row: Row) -> None:
+    """Raise `ServerResponseError` if `/run` was answered with an error; whoever wants to look into that is told."""
+    try:
+        await raise_for_status(response)
+    except Exception as error:
+        if is_global_aiohttp_client_request_debug_enabled():
+            summary = json.dumps(request_debug_summary(row), sort_keys=True)
+            sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
+            sys.stdout.flush()
+        raise
 
 
 def _has_config(client: ServerClient) -> bool:

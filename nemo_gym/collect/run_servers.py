@@ -1,10 +1,8 @@
 """The servers of the run that the collector talks to: which they are, their models, and what to say without them."""
 
 import http.client
-import json
 import logging
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,14 +10,13 @@ from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_gym.collect.failures import attempt_name, request_debug_summary
+from nemo_gym.collect.failures import attempt_name
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
 from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
 from nemo_gym.http.client import RolloutSender, ServerClient
 from nemo_gym.http.partial import WANTS_PARTIAL
-from nemo_gym.http.request import get_json_to_store, raise_for_status
-from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
+from nemo_gym.http.request import get_json_to_store
 from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.jsonl import Unread
 from nemo_gym.keys import (
@@ -47,7 +44,6 @@ _MOST_KNOWN = 1_024
 """Tasks; each has less than `LONG_BYTES`."""
 _ASKS_FOR_MORE = {**JSON_HEADERS, WANTS_PARTIAL: "true", **ASKS_FOR_CALLS}
 """Headers of `/run`: what a run wants to know beside the result."""
-_DEBUG_MARKER = "[rollout_collection] /run failed"
 
 
 class NoAgentError(ConfigError, KeyError):
@@ -60,9 +56,11 @@ class NoAgentError(ConfigError, KeyError):
 class RunPost:
     """Sends the rows of one run to their agents; its rollouts go by the name of the run, and their own."""
 
-    def __init__(self, client: ServerClient, run: str) -> None:
-        """`run` is what the run is called; call it inside a coroutine."""
-        self._client, self._run = client, run
+    def __init__(
+        self, client: ServerClient, run: str, refuse: Callable[[ClientResponse, Row], Awaitable[None]]
+    ) -> None:
+        """`run` is what the run is called; `refuse` raises for an answer with an error. Call it inside a coroutine."""
+        self._client, self._run, self._refuse = client, run, refuse
         self._repeated = RepeatedParams()
         self._sender = RolloutSender(client, _RUN_PATH, _ASKS_FOR_MORE) if isinstance(client, ServerClient) else None
 
@@ -77,7 +75,7 @@ class RunPost:
         else:
             response = await self._sender.post(agent, row, f"{self._run}/{name}")
         if response.status >= 400:
-            await raise_unless_run(response, row)
+            await self._refuse(response, row)
         result = self._repeated.read(row, response)
         if result is None:
             result = await get_json_to_store(response)
@@ -144,18 +142,6 @@ def agent_to_ask(row: Row) -> str:
             '{"agent_ref": {"name": "my_agent"}}'
         ) from error
     return agent
-
-
-async def raise_unless_run(response: ClientResponse, row: Row) -> None:
-    """Raise `ServerResponseError` if `/run` was answered with an error; whoever wants to look into that is told."""
-    try:
-        await raise_for_status(response)
-    except Exception as error:
-        if is_global_aiohttp_client_request_debug_enabled():
-            summary = json.dumps(request_debug_summary(row), sort_keys=True)
-            sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
-            sys.stdout.flush()
-        raise
 
 
 def announce_head(client: ServerClient) -> None:
