@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from aiohttp import ClientResponse
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, PrivateAttr
 
@@ -34,8 +35,7 @@ from nemo_gym.collect.collector import (
     settings_for,
     unless_interrupted,
 )
-from nemo_gym.collect.control import attempt_name
-from nemo_gym.collect.dispatch import Dispatch, DispatchSettings
+from nemo_gym.collect.dispatch import Dispatch, DispatchSettings, Post
 from nemo_gym.collect.environments import scoring_first
 from nemo_gym.collect.examples import OverriddenExamples, RunSlots, run_examples
 from nemo_gym.collect.failures import RetryPauses, request_debug_summary
@@ -51,21 +51,24 @@ from nemo_gym.collect.metrics import (
 )
 from nemo_gym.collect.planning import RunPlan, in_parts, plan_of
 from nemo_gym.collect.progress import Progress
-from nemo_gym.collect.run_servers import announce_head, facts_about, follow_replicas, require_agents
+from nemo_gym.collect.run_servers import (
+    RunPost,
+    agent_to_ask,
+    announce_head,
+    facts_about,
+    follow_replicas,
+    require_agents,
+)
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.collect.stopping import health_probe
 from nemo_gym.collect.summary import RunSummary, count_given_up, find_settled, is_settled, summary_of
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import ConfigError, listed
+from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import maybe_get_global_config_dict
-from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
-from nemo_gym.http.partial import WANTS_PARTIAL
-from nemo_gym.http.request import get_json_to_store, get_response_json, parse_json, raise_for_status, whole_body
+from nemo_gym.http.request import get_response_json, parse_json, raise_for_status, whole_body
 from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
-from nemo_gym.http.transports.base import JSON_HEADERS
-from nemo_gym.keys import TIMING_KEY_NAME
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
@@ -105,13 +108,12 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_DEBUG_MARKER = "[rollout_collection] /run failed"
+
 _DEFAULT_MAX_ROLLOUT_ATTEMPTS = DEFAULT_MAX_ROLLOUT_ATTEMPTS
 _get_max_rollout_attempts = max_attempts_from_environment
 _rollout_request_debug_summary = request_debug_summary
 
-_ASKS_FOR_MORE = {**JSON_HEADERS, WANTS_PARTIAL: "true", **ASKS_FOR_CALLS}
-"""Headers of `/run`: what a run wants to know beside the result."""
-_DEBUG_MARKER = "[rollout_collection] /run failed"
 _LATER = {
     "RolloutAggregationHelper": "nemo_gym.combine.aggregation:RolloutAggregationHelper",
     "_expand_input_glob": "nemo_gym.combine.shards:_expand_input_glob",
@@ -127,13 +129,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _LATER[name].partition(":")
     return getattr(import_module(module), attribute)
-
-
-class NoAgentError(ConfigError, KeyError):
-    """A row that does not say which agent it is for."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def _failures_path_for(output_fpath: str | Path) -> Path:
@@ -268,7 +263,9 @@ class RolloutCollectionHelper(BaseModel):
             await self._roll_out_overridden(run, plan, summary, settings, keep)
             return
         client, watch = servers
-        post = partial(self._post, client, headers=None if watch is None else _headers_of(run))
+        post: Post = partial(self._post, client)
+        if watch is not None:
+            post = RunPost(client, run_id(run.config.paths.rollouts), _raise_unless_run).post
         is_resumed = run.is_resumed and watch is not None
         async with scoring_first(run.store.paths, client, post) if is_resumed else nullcontext(post) as sending:
             await roll_out(
@@ -351,26 +348,10 @@ class RolloutCollectionHelper(BaseModel):
         """Entered while a run makes rollouts: for whoever wants to watch them, or change their caps."""
         return nullcontext()
 
-    async def _post(self, client: ServerClient, row: Row, headers: Mapping[str, str] | None = None) -> Any:
-        try:
-            agent = row["agent_ref"]["name"]
-        except (KeyError, TypeError) as error:
-            raise NoAgentError(
-                f"a row does not say which agent it is for; it has {listed(row)}. Give each row an agent_ref, such as "
-                '{"agent_ref": {"name": "my_agent"}}'
-            ) from error
-        options = {} if headers is None else {"headers": _headers_for(row, headers)}
-        response = await client.post(server_name=agent, url_path="/run", json=row, **options)
-        try:
-            await raise_for_status(response)
-        except Exception as error:
-            if is_global_aiohttp_client_request_debug_enabled():
-                _write_debug_marker(row, error)
-            raise
-        result = await (get_response_json if headers is None else get_json_to_store)(response)
-        if headers is not None and isinstance(result, dict):
-            result[TIMING_KEY_NAME] = calls_of(response)
-        return result
+    async def _post(self, client: ServerClient, row: Row) -> Any:
+        response = await client.post(server_name=agent_to_ask(row), url_path="/run", json=row)
+        await _raise_unless_run(response, row)
+        return await get_response_json(response)
 
     def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:
         return preprocess(config)
@@ -457,16 +438,6 @@ class _Servers(NamedTuple):
         return large_answer(body) or parse_json(body, response)
 
 
-def _headers_of(run: Run) -> Mapping[str, str]:
-    """Those of every `/run`; its rollouts go by the name of the run, and their own."""
-    return {**_ASKS_FOR_MORE, ATTEMPT_HEADER: run_id(run.config.paths.rollouts)}
-
-
-def _headers_for(row: Row, headers: Mapping[str, str]) -> Mapping[str, str]:
-    run, name = headers.get(ATTEMPT_HEADER), attempt_name(row)
-    return headers if run is None or name is None else {**headers, ATTEMPT_HEADER: f"{run}/{name}"}
-
-
 def _refuse_own_order(config: RolloutCollectionConfig) -> None:
     """An overridden `run_examples` gets all rows at once, and sends them as it likes."""
     given = [name for name in ("order", "stop_repeats_when") if getattr(config, name) not in (None, "input")]
@@ -474,10 +445,16 @@ def _refuse_own_order(config: RolloutCollectionConfig) -> None:
         raise ConfigError(f"+{given[0]} has no effect on an overridden run_examples, which gets all rows at once")
 
 
-def _write_debug_marker(row: Row, error: Exception) -> None:
-    summary = json.dumps(request_debug_summary(row), sort_keys=True)
-    sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
-    sys.stdout.flush()
+async def _raise_unless_run(response: ClientResponse, row: Row) -> None:
+    """Raise `ServerResponseError` if `/run` was answered with an error; whoever wants to look into that is told."""
+    try:
+        await raise_for_status(response)
+    except Exception as error:
+        if is_global_aiohttp_client_request_debug_enabled():
+            summary = json.dumps(request_debug_summary(row), sort_keys=True)
+            sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
+            sys.stdout.flush()
+        raise
 
 
 def _has_config(client: ServerClient) -> bool:

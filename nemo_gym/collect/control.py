@@ -8,17 +8,15 @@ on. What people change is in the log and in the manifest.
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from nemo_gym.collect.admission import prepare_connections
 from nemo_gym.collect.dispatch import Dispatch
-from nemo_gym.collect.failures import Attempt, PendingAttempt
+from nemo_gym.collect.failures import Attempt, PendingAttempt, attempt_name
 from nemo_gym.collect.policies import Policy
 from nemo_gym.collect.progress import Progress
 from nemo_gym.collect.stopping import Stop
@@ -51,7 +49,6 @@ logger = logging.getLogger(__name__)
 _NEWS_EVERY_S = 0.2
 _MOST_LISTED = 1_000
 _MOST_AGENTS_ASKED = 32
-_LONGEST_NAME = 100
 _STOPPED_BY_HAND = "stopped by ng_control"
 _CANCELLED_BY_HAND = "cancelled by ng_control"
 _DEADLINES = frozenset({"rollout_timeout_s", "run_timeout_s"})
@@ -356,18 +353,6 @@ def _told(doing: Any) -> dict[str, Any]:
     if not isinstance(doing, dict):
         return {}
     return {name: doing[name] for name in ("calls", "call") if name in doing}
-
-
-_needs_no_quoting = re.compile(r"[0-9/]*").fullmatch
-
-
-def attempt_name(row: Row) -> str | None:
-    """What agents are told that a rollout is called, beside the name of the run; None if it has no name."""
-    key = key_or_none(row)
-    if key is None:
-        return None
-    name = f"{key.task_index}/{key.rollout_index}"[:_LONGEST_NAME]
-    return name if _needs_no_quoting(name) else quote(name)
 
 
 def _names_of(row: Row) -> Sequence[str]:

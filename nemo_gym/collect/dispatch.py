@@ -39,7 +39,7 @@ from nemo_gym.runs.options import (
     Concurrency,
     SharedRolloutCollectionConfig,
 )
-from nemo_gym.runs.record import Failure, FailureClass, Result, Row
+from nemo_gym.runs.record import Failure, FailureClass, Outcome, Result, Row, outcome_of
 from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,10 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """What rollouts in flight are given when the run is stopped."""
 _STARTS_AT_ONCE = 256
+_MANY_IN_FLIGHT = 32
+_GATHERED_FOR_S = 0.002
+"""While as many are in flight, what has ended waits so long for others that end: many in a row take less than each by
+itself, and agents have enough to do meanwhile."""
 _CANCELLED_WITHIN_S = 5.0
 Post: TypeAlias = Callable[[Row], Awaitable[Any]]
 """Sends one row to its agent and returns the decoded answer; whatever it raises, but `NotSentError`, is a failed
@@ -111,6 +115,8 @@ class Dispatch:
         self._pauses: dict[PendingAttempt, asyncio.TimerHandle] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._run_timer: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        """Of the rollout that has been out longest, or of one that was: they are few, and rollouts many."""
         self._abandoned: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._told: set[tuple[str, FailureClass]] = set()
@@ -190,9 +196,10 @@ class Dispatch:
     def set_rollout_timeout(self, timeout_s: float | None) -> None:
         """Give up on rollouts after so long from now on, those in flight among them."""
         self._settings = replace(self._settings, rollout_timeout_s=timeout_s)
-        for pending in self._in_flight:
-            if pending.deadline is not None and not pending.deadline.expired():
-                pending.deadline.reschedule(None if timeout_s is None else pending.started_s + timeout_s)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._await_deadline()
 
     def set_stop_rules(self, *, fail_fast: bool, max_failure_fraction: float | None) -> None:
         """Have the run end at other failures from now on."""
@@ -254,6 +261,8 @@ class Dispatch:
     ) -> None:
         self._start_no_more()
         self.set_run_timeout(None)
+        if self._deadline is not None:
+            self._deadline.cancel()
         for timer in self._timers:
             timer.cancel()
         for watcher in self._watchers:
@@ -279,6 +288,8 @@ class Dispatch:
                 break
             self._changed.clear()
             await self._changed.wait()
+            if len(self._in_flight) >= _MANY_IN_FLIGHT:
+                await asyncio.sleep(_GATHERED_FOR_S)
         if self._waiting.error is not None:
             raise self._waiting.error
         raise StopAsyncIteration
@@ -301,6 +312,8 @@ class Dispatch:
             pending.start(self._loop.time())
             pending.order, self._starts = self._starts, self._starts + 1
             self._in_flight[pending] = self._loop.create_task(self._try(pending))
+            if self._deadline is None:
+                self._await_deadline()
             for policy in self._attendants:
                 policy.started(pending)
         return True
@@ -312,31 +325,47 @@ class Dispatch:
             return len(self._ended) < MAX_SET_ASIDE
         return len(self._in_flight) + len(self._ended) < total
 
+    def _await_deadline(self) -> None:
+        """Come back when the rollout that has been out longest is to be given up; they are in order of their starts."""
+        timeout_s, self._deadline = self._settings.rollout_timeout_s, None
+        oldest = next((pending for pending in self._in_flight if not pending.is_overdue), None)
+        if timeout_s is not None and oldest is not None and not self._settings.post_keeps_time:
+            self._deadline = self._loop.call_at(oldest.started_s + timeout_s, self._cancel_overdue, timeout_s)
+
+    def _cancel_overdue(self, timeout_s: float) -> None:
+        began_before_s = self._loop.time() - timeout_s
+        for pending, task in self._in_flight.items():
+            if pending.started_s > began_before_s:
+                break
+            if not pending.is_overdue:
+                pending.is_overdue = True
+                task.cancel()
+        self._await_deadline()
+
     async def _try(self, pending: PendingAttempt) -> None:
-        timeout_s = None if self._settings.post_keeps_time else self._settings.rollout_timeout_s
         result: Any = None
         failure: Failure | None = None
         try:
-            async with asyncio.timeout(timeout_s) as pending.deadline:
-                result = await self._post(pending.row)
+            result = await self._post(pending.row)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if task is None or task.cancelling():
+            is_cancelled = task is None or task.cancelling() > pending.is_overdue
+            if is_cancelled:
                 raise
-            failure = failure_of(error, pending.agent)  # something inside the call was cancelled, not the rollout
+            # otherwise it took too long, or something inside the call was cancelled, not the rollout
+            failure = self._timed_out(pending) if pending.is_overdue else failure_of(error, pending.agent)
         except NotSentError as error:
             self._leave(pending, error.__cause__)
             return
         except Exception as error:  # noqa: BLE001 - the one place that records a failed call as data
-            timeout_s = self._settings.rollout_timeout_s
-            is_over = pending.deadline is not None and pending.deadline.expired()
-            if isinstance(error, TimeoutError) and is_over and timeout_s is not None:
-                failure = rollout_timed_out(timeout_s, pending.agent)
-            else:
-                failure = failure_of(error, pending.agent)
+            is_late = isinstance(error, TimeoutError) and pending.is_overdue
+            failure = self._timed_out(pending) if is_late else failure_of(error, pending.agent)
         if failure is None:
             failure = fault_in(result, pending.agent, self._settings.path)
         self._end(pending, None if failure else result, failure)
+
+    def _timed_out(self, pending: PendingAttempt) -> Failure:
+        return rollout_timed_out(self._settings.rollout_timeout_s or 0.0, pending.agent)
 
     def _end(
         self, pending: PendingAttempt, result: Result | None, failure: Failure | None, *, is_last: bool = False
@@ -351,10 +380,12 @@ class Dispatch:
         is_final = is_final or pending.number >= self._attempts_left(pending.row)
         attempt = pending.ended(result, failure, is_final=is_final, is_timed=not self._settings.post_keeps_time)
         self._ended.append(attempt)
-        oldest = next(iter(self._in_flight), None)
-        stop = self._rules.after(
-            verdict_on(attempt, pending.agent, pending.order), self._starts if oldest is None else oldest.order
-        )
+        if failure is None and result is not None and outcome_of(result) is Outcome.SUCCESS:
+            stop = self._rules.after_success(pending.agent, is_final=is_final)
+        else:
+            oldest = next(iter(self._in_flight), None)
+            verdict = verdict_on(attempt, pending.agent, pending.order)
+            stop = self._rules.after(verdict, self._starts if oldest is None else oldest.order)
         if failure is not None:
             self._tell_of_first(pending, failure)
         if stop is not None:

@@ -23,7 +23,6 @@ An attempt is known while it waits or is in flight, once it has ended, and as ru
 failures of a run are counted by class, with one example each, for its last lines.
 """
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import aiohttp
 
@@ -119,6 +119,7 @@ _NO_MODEL = re.compile(
 """Not any mention of a model: a prompt that exceeds "this model's context length" is the fault of one row."""
 _CLASS_LENGTH = 40
 _EXAMPLE_LENGTH = 500
+_LONGEST_NAME = 100
 _MESSAGE_BEGIN, _MESSAGE_END = 120, 220
 _TOLD_BY_AGENTS = ("calls", "calls_left_out")
 _MAX_CLASSES = 50
@@ -189,6 +190,16 @@ def rollout_name(row: Mapping[str, Any]) -> str:
     return shown(f"{agent_name_of(row)}, task {task}, rollout {rollout}")
 
 
+def attempt_name(row: Mapping[str, Any]) -> str | None:
+    """What agents are told that a rollout is called, beside the name of the run; None if it has no name."""
+    task, rollout = row.get(TASK_INDEX_KEY_NAME), row.get(ROLLOUT_INDEX_KEY_NAME)
+    if type(task) is not int or type(rollout) is not int:  # as data sets may number them
+        if key_or_none(row) is None:
+            return None
+        return quote(f"{task}/{rollout}"[:_LONGEST_NAME])
+    return f"{task}/{rollout}"
+
+
 def _of_answer(error: aiohttp.ClientResponseError, agent: str) -> Failure:
     if not isinstance(error, ServerResponseError):
         body = getattr(error, "response_content", b"")
@@ -254,7 +265,7 @@ class NotSentError(Exception):
 class PendingAttempt:
     """One attempt at a rollout, from the moment its row is read."""
 
-    __slots__ = ("agent", "began_s", "deadline", "failed_as", "number", "order", "row", "started_at_s", "started_s")
+    __slots__ = ("agent", "began_s", "failed_as", "is_overdue", "number", "order", "row", "started_at_s", "started_s")
 
     def __init__(self, row: Row, agent: str, number: int = 1) -> None:
         self.row = row
@@ -271,8 +282,8 @@ class PendingAttempt:
         """By `perf_counter`."""
         self.started_at_s = 0.0
         """Seconds since the epoch."""
-        self.deadline: asyncio.Timeout | None = None
-        """What ends it when it takes too long, while it is in flight."""
+        self.is_overdue = False
+        """Whether it was cancelled because it took too long."""
 
     def start(self, loop_time_s: float) -> None:
         """It is sent now, which is that on the event loop's clock."""

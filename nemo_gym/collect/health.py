@@ -5,6 +5,7 @@ Those that compare rollouts of a task, or all of an agent, are made over files (
 some 50 bytes per rollout.
 """
 
+import math
 import re
 from array import array
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from nemo_gym.jsonl import Unread
 from nemo_gym.keys import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, ROLLOUT_INDEX_KEY_NAME
 from nemo_gym.runs.facts import RolloutFilter
 from nemo_gym.runs.read import plain_records
@@ -141,8 +143,13 @@ def findings_in(record: Mapping[str, Any], said: Said, reward_range: tuple[float
     found = _about_calls(calls) if calls else _without_calls(record, said)
     if (details := record[RESPONSE_KEY_NAME].get("incomplete_details")) is not None and _is_truncated(details):
         found.append(Check.TRUNCATED)
-    if _has_loops(texts) or (thoughts and _has_loops(thoughts)) or (len(texts) > 2 and _says_the_same(texts)):
-        found.append(Check.REPEATED_TEXT)
+    for text in (*texts, *thoughts) if thoughts else texts:
+        if len(text) >= _SHORTEST_LOOP and ends_in_loop(text):
+            found.append(Check.REPEATED_TEXT)
+            break
+    else:
+        if len(texts) > 2 and _says_the_same(texts):
+            found.append(Check.REPEATED_TEXT)
     if refused or (texts and _REFUSES.match(texts[-1])):
         found.append(Check.REFUSAL)
     if not _is_in(record.get(REWARD_KEY), reward_range):
@@ -166,7 +173,7 @@ def _about_calls(calls: Sequence[tuple[str, Any]]) -> list[Check]:
     if len(calls) >= CALLS_IN_A_ROW and _has_loop(calls):
         found.append(Check.LOOP)
     for _, arguments in calls:
-        if not _is_object(arguments):
+        if arguments is not None and type(arguments) is not dict and not _is_object(arguments):
             found.append(Check.BAD_ARGUMENTS)
             break
     return found
@@ -187,8 +194,6 @@ def _has_loop(calls: Sequence[tuple[str, Any]]) -> bool:
 
 
 def _is_object(arguments: Any) -> bool:
-    if arguments is None or isinstance(arguments, dict):
-        return True
     try:
         return isinstance(orjson.loads(arguments or "{}"), dict)
     except (orjson.JSONDecodeError, TypeError):
@@ -196,16 +201,11 @@ def _is_object(arguments: Any) -> bool:
 
 
 def _offers_tools(params: Any) -> bool:
+    if isinstance(params, Unread):
+        params = orjson.loads(params.written)
     if not isinstance(params, dict) or params.get("tool_choice") == "none":
         return False
     return bool(params.get("tools"))
-
-
-def _has_loops(texts: Sequence[str]) -> bool:
-    for text in texts:  # noqa: SIM110 - for every rollout, and a generator takes three times as long
-        if len(text) >= _SHORTEST_LOOP and ends_in_loop(text):
-            return True
-    return False
 
 
 def ends_in_loop(text: str) -> bool:
@@ -284,7 +284,7 @@ class HealthCounts:
             self.odd += 1
             self.counts.update(found)
         reward = record.get(REWARD_KEY)
-        if is_finite_number(reward):
+        if (type(reward) is float and -math.inf < reward < math.inf) or is_finite_number(reward):
             agent = (agent_name_of(record) or "") if agent is None else agent
             self._add_reward(agent, reward, record.get(ROLLOUT_INDEX_KEY_NAME) == 0)
         return found, said

@@ -88,10 +88,7 @@ class StopRules:
         `oldest` is the order of the attempt that has been in flight longest.
         """
         if verdict.outcome is Outcome.SUCCESS:
-            self.finished += verdict.is_final
-            self._proven.add(verdict.agent)
-            self.has_succeeded = True
-            return None if self.max_failure_fraction is None else self._if_too_many_failed()
+            return self.after_success(verdict.agent, is_final=verdict.is_final)
         if verdict.outcome is Outcome.DISCARDED or verdict.failure_class in _LEFT_OUT:
             return None
         self.finished += verdict.is_final
@@ -103,6 +100,13 @@ class StopRules:
             or self._if_failing_fast(verdict)
             or self._if_too_many_failed()
         )
+
+    def after_success(self, agent: str, *, is_final: bool) -> Stop | None:
+        """The same of an attempt that succeeded."""
+        self.finished += is_final
+        self._proven.add(agent)
+        self.has_succeeded = True
+        return None if self.max_failure_fraction is None else self._if_too_many_failed()
 
     def _if_doomed(self, verdict: Verdict) -> Stop | None:
         is_setting = isinstance(verdict.failure_class, str) and verdict.failure_class in _SETTING_AT_FAULT

@@ -130,8 +130,8 @@ def calls_of(response: Any) -> dict[str, Any]:
     if type(raw) is not tuple:
         return calls_told(getattr(response, "headers", None))
     for name, value in raw:
-        if name.lower() == ASKED[0]:
-            return calls_told({CALLS_HEADER: value})
+        if len(name) == len(CALLS_HEADER) and name.lower() == ASKED[0]:
+            return _told(value)
     return {}
 
 
@@ -141,7 +141,14 @@ def calls_told(headers: Any) -> dict[str, Any]:
     Empty when they tell nothing, or nothing that can be read.
     """
     try:
-        left_out, *endpoints = _decoded(headers[CALLS_HEADER])
+        return _told(headers[CALLS_HEADER])
+    except (LookupError, TypeError):
+        return {}
+
+
+def _told(value: str | bytes) -> dict[str, Any]:
+    try:
+        left_out, *endpoints = _decoded(value)
         calls = [
             {
                 "server": endpoint[0],

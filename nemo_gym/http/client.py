@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import orjson
 from aiohttp import ClientResponse
@@ -18,22 +18,30 @@ from nemo_gym.config.secrets import auth_token, bearer, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, AddressBook, Replica, base_url, fetch, least_busy, probe
-from nemo_gym.http.call_log import CALL_LOG
+from nemo_gym.http.call_log import ATTEMPT_HEADER, CALL_LOG
 from nemo_gym.http.errors import HeadServerError, UnprovenServerError
 from nemo_gym.http.request import (
     REDIRECTS,
     TRANSPORT_ERRORS,
     Call,
+    FailedTry,
     call_failure,
     json_bytes,
     redirect_of,
     send,
     with_json_body,
 )
-from nemo_gym.http.session import current_settings, is_global_aiohttp_client_setup, use_client_settings
+from nemo_gym.http.session import (
+    current_settings,
+    get_global_aiohttp_client,
+    is_global_aiohttp_client_setup,
+    transport_to_addresses,
+    use_client_settings,
+)
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
-from nemo_gym.http.transports.base import LocalRequest, json_request, local_request
+from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
 from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
+from nemo_gym.http.transports.response import RawHeaders
 from nemo_gym.keys import (
     DEFAULT_HEAD_SERVER_PORT,
     DEFAULT_HOST,
@@ -242,6 +250,87 @@ class ServerClient(BaseModel):
             return response  # type: ignore[return-value]  # which is one to its callers
         method, url, kwargs = redirect
         return await send(method, lambda: url, kwargs, server_name=hosted.name, internal=True)
+
+
+class _Route(NamedTuple):
+    """What is the same in every request of a `RolloutSender` to one address."""
+
+    url: str
+    headers: RawHeaders
+    head: bytes
+    """Up to the value of `ATTEMPT_HEADER`, which only its length follows."""
+
+
+class RolloutSender:
+    """POSTs rollouts, each under its own name, to one path of the servers of a run.
+
+    `ServerClient.post` does the same. Most of what it does is the same for every rollout, and is done once here.
+    """
+
+    def __init__(self, client: ServerClient, path: str, headers: Mapping[str, str]) -> None:
+        """`headers` say that what follows is JSON, and all else but `ATTEMPT_HEADER`; call it inside a coroutine."""
+        self._client, self._path, self._headers = client, path, headers
+        self._routes: dict[str, _Route | None] = {}
+        self._replicas = client._addresses.replicas
+        self._timeout_s = current_settings().http_total_timeout_s
+        self._is_plain = (
+            (type(client).post, type(client).request) == _OWN_CALLS
+            and replaceable("get_global_aiohttp_client", get_global_aiohttp_client) is get_global_aiohttp_client
+            and CALL_LOG.get() is None
+            and rollout_header() is None
+        )
+
+    async def post(self, server_name: str, value: Any, name: str) -> ClientResponse:
+        """Send `value` as JSON to a server, for the rollout that is called `name`; raises what `ServerClient` does."""
+        address, base = self._client._address_of(server_name)
+        try:
+            route = self._routes[base]
+        except KeyError:
+            route = self._routes[base] = self._route(server_name, address, base)
+        if route is None or self._replicas.get(server_name):
+            named = {**self._headers, ATTEMPT_HEADER: name}
+            return await self._client.post(server_name=server_name, url_path=self._path, json=value, headers=named)
+        started_s = time.monotonic()
+        body, own = json_bytes(value), name.encode()
+        length = b"%d" % len(body)
+        headers = [*route.headers, (_ATTEMPT, own), (b"content-length", length)]
+        head = b"%b%b%b%b\r\n\r\n" % (route.head, own, _LENGTH, length)
+        path = self._path
+        request = LocalRequest("POST", route.url, path, path.encode(), b"", headers, body, None, None, address, head)
+        try:
+            response = await transport_to_addresses().exchange(request, self._timeout_s)
+        except TRANSPORT_ERRORS as error:
+            return await self._try_again(server_name, body, name, FailedTry(error, started_s))
+        if response.status in REDIRECTS and (redirect := redirect_of(response, self._kwargs(body, name))) is not None:
+            method, url, kwargs = redirect
+            return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
+        return cast(ClientResponse, response)
+
+    def _kwargs(self, body: bytes, name: str) -> dict[str, Any]:
+        """What aiohttp would be told."""
+        return with_token({"data": body, "headers": {**self._headers, ATTEMPT_HEADER: name}}, self._client.auth_token)
+
+    async def _try_again(self, server_name: str, body: bytes, name: str, failed: FailedTry) -> ClientResponse:
+        def choose() -> str:
+            return self._client._address_of(server_name)[1] + self._path
+
+        kwargs = self._kwargs(body, name)
+        return await send("POST", choose, kwargs, server_name=server_name, internal=True, failed=failed)
+
+    def _route(self, server_name: str, address: Address, base: str) -> _Route | None:
+        """The way to an address; None for a server that lives here, and where somebody else makes the calls."""
+        if not self._is_plain or find_local_app(server_name, address) is not None:
+            return None
+        request = local_request("POST", base, self._path, self._kwargs(b"", ""), address)
+        if request is None or request.path != self._path or request.query:
+            return None
+        head, end = message_of(request)[0], _LENGTH + b"0\r\n\r\n"
+        return _Route(request.url, request.headers[:-2], head.removesuffix(end)) if head.endswith(end) else None
+
+
+_OWN_CALLS = (ServerClient.post, ServerClient.request)
+_ATTEMPT = ATTEMPT_HEADER.encode()
+_LENGTH = b"\r\ncontent-length: "
 
 
 async def _send_to_one_of(

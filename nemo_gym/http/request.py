@@ -96,6 +96,14 @@ class Call(NamedTuple):
         return mask_url_passwords(self.url)
 
 
+class FailedTry(NamedTuple):
+    """A call that ended in an error of the transport."""
+
+    error: BaseException
+    started_s: float
+    """By `time.monotonic`."""
+
+
 async def request(method: str, url: str, _internal: bool = False, **kwargs: Any) -> ClientResponse:
     """Send one request, with aiohttp's keyword arguments, and return the answer whatever its status.
 
@@ -112,12 +120,20 @@ async def send(
     internal: bool,
     server_name: str | None = None,
     not_sent: Callable[[], None] = lambda: None,
+    failed: "FailedTry | None" = None,
 ) -> ClientResponse:
-    """Send one request; `choose_url` is asked before every try, `not_sent` told of tries that reached nobody."""
+    """Send one request; `choose_url` is asked before every try, `not_sent` told of tries that reached nobody.
+
+    `failed` is a first try that its caller has made.
+    """
     tries = Tries(current_settings().retry_between_servers)
+    if failed is not None:
+        tries.started_s = failed.started_s
     while True:
         url = choose_url()
         try:
+            if failed is not None and not tries.failures:
+                raise failed.error
             return await try_once(method, url, kwargs, whole=internal)
         except TRANSPORT_ERRORS as error:
             pause_s = tries.pause_after_failure()
@@ -342,7 +358,9 @@ async def get_response_json(response: ClientResponse) -> Any:
 
 async def get_json_to_store(response: ClientResponse) -> Any:
     """The same for whoever only stores it: what is long stays as it is written, if that is our writing."""
-    body = await whole_body(response)
+    body = getattr(response, "whole_body", None)
+    if body is None:
+        body = await whole_body(response)
     stored = None
     if len(body) >= LONG_BYTES and WRITTEN_BY_US in (headers := getattr(response, "raw_headers", ())):
         long = dict(headers).get(LONG_PARTS)

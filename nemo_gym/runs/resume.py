@@ -6,16 +6,18 @@ made, one byte per row.
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from nemo_gym.errors import GymError
-from nemo_gym.jsonl import iter_lines, parse
-from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME
+from nemo_gym.jsonl import iter_plain_lines, parse
+from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import Expected
 from nemo_gym.runs.read import Damaged, keys_in, records
@@ -35,6 +37,12 @@ from nemo_gym.runs.repeats import NotNeeded, RepeatRule
 from nemo_gym.runs.spending import Meter
 
 logger = logging.getLogger(__name__)
+
+
+_INDEX_AT_END = re.compile(rb',"%b":(0|[1-9][0-9]{0,17})\}$' % ROLLOUT_INDEX_KEY_NAME.encode())
+"""All in which the repeats of a task differ, as they are written."""
+_LONGEST_INDEX = len(ROLLOUT_INDEX_KEY_NAME) + 23
+_row_of = itemgetter(1)
 
 
 class RowsChangedError(GymError):
@@ -144,7 +152,7 @@ class Plan:
         Raises:
             RowsChangedError: the file is no longer the one that the plan was made of.
         """
-        return (row for _, row in self.places())
+        return map(_row_of, self.places())
 
     def places(self) -> Iterator[tuple[int, Row]]:
         """The same, each with the place where `reading` finds it again."""
@@ -152,11 +160,22 @@ class Plan:
             yield from enumerate(self.rows)
             return
         read, total = 0, self.total
-        for read, line in enumerate(iter_lines(self.path), 1):
+        start = b""
+        alike: Row = {}
+        for number, _, _, content, offset in iter_plain_lines(self.path):
+            read += 1
             if read > total:
                 break
-            if self.owed_lines is None or self.owed_lines[read - 1]:
-                yield line.offset, self._row(line.content, f"line {line.number}")
+            if self.owed_lines is not None and not self.owed_lines[read - 1]:
+                continue
+            index = _INDEX_AT_END.search(content, max(0, len(content) - _LONGEST_INDEX))
+            if start and index is not None and index.start() == len(start) and content.startswith(start):
+                row = {**alike, ROLLOUT_INDEX_KEY_NAME: int(index[1])}
+            else:
+                row = self._row(content, "line", number)
+                is_known = index is not None and next(reversed(row), None) == ROLLOUT_INDEX_KEY_NAME
+                start, alike = (content[: index.start()], {**row}) if index and is_known else (b"", {})
+            yield offset, _numbered(row, self.attempts) if self.attempts else row
         if read != total:
             raise self._changed(f"it does not have {total} rows any more")
 
@@ -170,16 +189,17 @@ class Plan:
 
             def row_at(place: int) -> Row:
                 file.seek(place)
-                return self._row(file.readline().strip(), f"what stands at byte {place}")
+                row = self._row(file.readline().strip(), "what stands at byte", place)
+                return _numbered(row, self.attempts) if self.attempts else row
 
             yield row_at
 
-    def _row(self, content: bytes, where: str) -> Row:
+    def _row(self, content: bytes, what: str, place: int) -> Row:
         try:
-            row = parse(content)
+            row: Row = parse(content)
         except ValueError as error:
-            raise self._changed(f"{where} is not JSON any more") from error
-        return _numbered(row, self.attempts)
+            raise self._changed(f"{what} {place} is not JSON any more") from error
+        return row
 
     def _changed(self, how: str) -> RowsChangedError:
         return RowsChangedError(

@@ -372,8 +372,8 @@ def _put_back(record: Any, lists: list[Unread]) -> bool:
 
 
 def with_lists_read(record: Any) -> Any:
-    """The same record, in which what `with_lists_unread` or `with_parts_unread` left is read after all."""
-    for holder in _holders(record) if isinstance(record, dict) else ():
+    """The same record, in which what nobody has read is read after all: what is long, and parameters."""
+    for holder in (record, *_holders(record)) if isinstance(record, dict) else ():
         for key, value in holder.items():
             if type(value) is Unread:
                 holder[key] = orjson.loads(value.written)

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from aiohttp import web
 
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics, for_uneven_repeats
 from nemo_gym.metrics.columns import RolloutTable
@@ -16,6 +19,7 @@ from nemo_gym.runs.repeats import RepeatRule
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, keys_in, lines_in, right_away, rows_of, write_rows
 
+TOOL = {"type": "function", "name": "look_up", "parameters": {}, "strict": True}
 STOP = "+stop_repeats_when=n >= 2 and std == 0"
 
 
@@ -185,3 +189,28 @@ def test_a_repeat_that_failed_and_then_was_not_needed_counts_once() -> None:
     coverage = compute_coverage(scored, {(0, 2)}, 4, 1, 4, not_needed={(0, 2), (0, 3)})
 
     assert [coverage[name]["rollouts"] for name in ("scored", "failed", "not_needed", "missing")] == [2, 0, 2, 0]
+
+
+@pytest.mark.parametrize("written", [orjson.dumps, lambda answer: json.dumps(answer).encode()])
+def test_repeats_are_stored_alike_however_agents_write_them(
+    fake_run: FakeRun, collect: Collect, written: Callable[[Row], bytes]
+) -> None:
+    """What answers to a task have in common is read once, if it is written as ours is: nobody can tell."""
+    params = {"input": "hi \u00fc", "temperature": 1e16, "tools": [TOOL]}
+    message = {"type": "message", "role": "assistant", "content": "no tool, no call"}
+
+    async def answer(row: Row, attempt: int) -> web.Response:
+        given = {"input": "other"} if row["_ng_rollout_index"] == 5 else row["responses_create_params"]
+        told = {"responses_create_params": given, "response": {"output": [message]}, "reward": 0.5}
+        return web.Response(body=written(told), content_type="application/json")
+
+    fake_run.answer = answer
+    write_rows(Path("in.jsonl"), [{"responses_create_params": params}])
+
+    done = collect("+num_repeats=8", "+num_samples_in_parallel=1", "+json=true")
+
+    assert done.exit_code == 0
+    lines = Path("out.jsonl").read_bytes().splitlines()
+    expected = orjson.dumps({"responses_create_params": params, "response": {"output": [message]}, "reward": 0.5})[:-1]
+    assert [line.startswith(expected + b",") for line in lines] == [index != 5 for index in range(8)]
+    assert json.loads(done.stdout)["health"]["tools_not_called"] == 7

@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from omegaconf import OmegaConf
 
+from nemo_gym import global_config
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.call_log import ASKED
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.transports.memory import Answer, register_local_app
+from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from nemo_gym.runs.record import Row
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.testing import build_server
+from tests.collection.fakes import FakeRun, serve, write_rows
 from tests.perf.side_by_side import processes
 
 AGENT = "example_single_tool_call_simple_agent"
@@ -39,6 +44,8 @@ HTTP_REQUESTS = 2
 MOST_CALLS = 1_160
 MOST_CALLS_TO_TELL_TIMES = 45
 """What a collector that asks for the times of the calls adds to it."""
+MOST_CALLS_OF_COLLECTOR = 106
+"""Of functions of ours, to send a row, read the answer, store, count and show it."""
 
 
 async def rollouts(lane: DirectLane, number: int, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
@@ -111,3 +118,52 @@ def test_a_rollout_makes_no_more_validations_json_passes_and_requests_than_it_di
     assert per_rollout(JSON_PASSES) - 2 <= MOST_JSON_PASSES  # the test itself reads and writes once
     assert per_rollout({"all"}) <= MOST_CALLS
     assert (counts_with_times["all"] - counts["all"]) / ROLLOUTS <= MOST_CALLS_TO_TELL_TIMES
+
+
+async def one_call(row: Row, attempt: int) -> Row:
+    """What an agent answers whose model called a tool once."""
+    output = [
+        {"type": "function_call", "name": "look_up", "arguments": "{}", "call_id": "c"},
+        {"type": "function_call_output", "output": "{}", "call_id": "c"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "There you are."}]},
+    ]
+    usage = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    return {"responses_create_params": {}, "response": {"output": output, "usage": usage}, "reward": 1.0}
+
+
+def calls_of_collector(folder: Path, repeats: int) -> int:
+    """How many functions of ours are called to collect so many rollouts."""
+    options = RolloutCollectionConfig(
+        agent_name="alpha",
+        input_jsonl_fpath=str(folder / "in.jsonl"),
+        output_jsonl_fpath=str(folder / f"out-{repeats}.jsonl"),
+        num_repeats=repeats,
+        num_samples_in_parallel=1,
+        disable_aggregation=True,
+    )
+    calls = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and "/nemo_gym/" in frame.f_code.co_filename
+
+    sys.setprofile(note)
+    try:
+        summary = asyncio.run(RolloutCollectionHelper().collect(options))
+    finally:
+        sys.setprofile(None)
+    assert summary.finished == repeats
+    return calls
+
+
+def test_a_collector_makes_no_more_calls_for_a_rollout_than_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "in.jsonl", [{"responses_create_params": {"input": "hi"}}])
+    with serve(FakeRun("alpha")) as run:
+        run.answer = one_call
+        config = OmegaConf.create({"head_server": {"host": "127.0.0.1", "port": run.port}})
+        monkeypatch.setattr(global_config, "_GLOBAL_CONFIG_DICT", config)
+        _, few, many = (calls_of_collector(tmp_path, repeats) for repeats in (3, 10, 10 + ROLLOUTS))
+
+    assert (many - few) / ROLLOUTS <= MOST_CALLS_OF_COLLECTOR

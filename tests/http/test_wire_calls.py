@@ -1,7 +1,10 @@
 """Calls of a run over bare connections beside aiohttp's: the server is told the same, the caller sees the same."""
 
+import asyncio
 import contextlib
+import json
 import os
+import re
 import resource
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
@@ -9,10 +12,15 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
+from omegaconf import OmegaConf
 from yarl import URL
 
 from nemo_gym import server_utils
-from nemo_gym.http.errors import ServerResponseError, ServerUnreachableError
+from nemo_gym.config.secrets import CHALLENGE_HEADER, proof_of
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.http.call_log import ATTEMPT_HEADER
+from nemo_gym.http.client import RolloutSender, ServerClient
+from nemo_gym.http.errors import ServerLostError, ServerResponseError, ServerUnreachableError
 from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.request import get_response_json, raise_for_status, request, try_once
 from nemo_gym.http.session import close_global_aiohttp_client, get_global_aiohttp_client, transport_to_addresses
@@ -320,3 +328,79 @@ def test_the_url_of_an_answer_is_that_of_its_request(run: Run) -> None:
             return (await request("GET", f"http://127.0.0.1:{peer.port}/a b?c#d", _internal=True)).url.with_port(1)
 
     assert run(call()) == URL("http://127.0.0.1:1/a%20b?c")
+
+
+HEADERS = {**JSON_HEADERS, "x-wanted": "true"}
+TOKEN = "a-token-of-this-run"
+
+
+async def proving_echo(line: Line) -> None:
+    """The same of a server that knows the token."""
+    while said := await line.request():
+        found = re.search(rb"(?i)%b: (\S+)" % CHALLENGE_HEADER.encode(), said)
+        port = line.writer.get_extra_info("sockname")[1]
+        proof = found and json.dumps({"proof": proof_of(TOKEN, found[1].decode(), port), "port": port}).encode()
+        await line.say(plain(proof or said))
+
+
+def sender_to(port: int, **config: Any) -> tuple[ServerClient, RolloutSender]:
+    """A client and a sender for the server `tools`; made inside a coroutine."""
+    block = {"entrypoint": "app.py", "host": "127.0.0.1", "port": port}
+    instances = {"tools": {"responses_api_agents": {"some_agent": block}}, **config}
+    client = ServerClient(
+        head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=OmegaConf.create(instances)
+    )
+    return client, RolloutSender(client, "/run", HEADERS)
+
+
+@pytest.mark.parametrize("config", [{}, {"auth_token": TOKEN}])
+def test_a_rollout_is_sent_with_the_very_bytes_of_any_other_call(run: Run, config: dict[str, Any]) -> None:
+    async def work() -> list[bytes]:
+        async with peer_on(proving_echo if config else echo) as peer:
+            client, sender = sender_to(peer.port, **config)
+            named = {**HEADERS, ATTEMPT_HEADER: "run/3/1"}
+            plainly = await client.post(server_name="tools", url_path="/run", json={"ü": [1]}, headers=named)
+            quickly = [await sender.post("tools", {"ü": [1]}, "run/3/1") for _ in range(2)]
+            return [await answer.read() for answer in (plainly, *quickly)]
+
+    plainly, *quickly = run(work())
+
+    assert plainly.endswith('{"ü":[1]}'.encode())
+    assert quickly == [plainly, plainly]
+
+
+def test_a_rollout_that_reached_nobody_is_sent_again(run: Run, free_port: int, configure: Configure) -> None:
+    configure(http_retry_max_tries=50, http_retry_first_delay_s=0.01, http_retry_max_delay_s=0.05)
+
+    async def work() -> bytes:
+        _, sender = sender_to(free_port)
+        sent = asyncio.ensure_future(sender.post("tools", {}, "run/0/0"))
+        await asyncio.sleep(0.05)
+        async with peer_on(echo, port=free_port):
+            return await (await sent).read()
+
+    assert b"run/0/0" in run(work())
+
+
+def test_a_rollout_follows_redirects_and_names_what_was_lost(run: Run) -> None:
+    async def there(line: Line) -> None:
+        await line.request()
+        await line.say(plain(b"", "307 Temporary Redirect", "Location: /run"))
+        await line.request()
+        await line.say(plain(b"arrived"))
+        await line.request()
+        line.reset()
+
+    async def work() -> tuple[bytes, str]:
+        async with peer_on(there) as peer:
+            _, sender = sender_to(peer.port)
+            arrived = await (await sender.post("tools", {}, "run/0/0")).read()
+            with pytest.raises(ServerLostError) as lost:
+                await sender.post("tools", {}, "run/0/1")
+            return arrived, str(lost.value)
+
+    arrived, message = run(work())
+
+    assert arrived == b"arrived"
+    assert "'tools'" in message
+    assert "tries: 1" in message

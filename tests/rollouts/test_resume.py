@@ -142,3 +142,21 @@ def test_everything_may_be_finished(paths: RolloutPaths) -> None:
     _write(paths.rollouts, *rows)
     plan = _plan(paths)
     assert (plan.owed, plan.given_up, list(plan)) == (0, 0, [])
+
+
+def test_repeats_of_a_task_are_read_as_they_are_written(tmp_path: Path) -> None:
+    paths = RolloutPaths(tmp_path / "out.jsonl")
+    starts = ['{"a":{"_ng_rollout_index":7},"_ng_task_index":0', '{"_ng_task_index":1', '{"_ng_task_index":1,"b":","']
+    lines = [f'{start},"_ng_rollout_index":{index}}}' for start in starts for index in (0, 10, 9)]
+    lines += ['{"_ng_rollout_index":3,"_ng_task_index":4}', '{"_ng_task_index":5, "_ng_rollout_index": 11}']
+    paths.materialized_inputs.write_text("\n".join(lines))
+    _write(paths.failures, {**_key(1, 10), "_ng_failure_class": "transient"})
+    paths.rollouts.touch()
+    expected = [json.loads(line) for line in lines]
+    expected[4]["_ng_attempt_index"] = expected[7]["_ng_attempt_index"] = 1
+
+    rows = list(_plan(paths))
+
+    assert rows == expected
+    assert [list(row) for row in rows] == [list(row) for row in expected]
+    assert all(row is not other for row in rows for other in rows if row != other)

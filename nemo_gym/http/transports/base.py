@@ -84,6 +84,8 @@ class LocalRequest(NamedTuple):
     """Handed over instead of a body, to a server that takes it."""
     address: Address | TlsAddress | None = None
     """Where its server listens; None: nowhere."""
+    head: bytes | None = None
+    """All that goes over the wire before the body, where somebody knows it; it says the same as the fields above."""
 
 
 class Transport(Protocol):
@@ -278,6 +280,20 @@ def local_request(
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
     return LocalRequest(method, *target, headers, body, timeout, None, address)
+
+
+def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
+    """Head and body as they go out.
+
+    Raises:
+        ValueError: the method or a header holds what would end its line.
+    """
+    target = b"%b?%b" % (request.raw_path, request.query) if request.query else request.raw_path
+    lines = [b"%b: %b\r\n" % header for header in request.headers]
+    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode("ascii"), target, b"".join(lines))
+    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2 or b"\0" in head or " " in request.method:
+        raise ValueError(f"a header of {request.method!r} {request.path} holds a line break or a null")
+    return head, request.body
 
 
 def json_request(

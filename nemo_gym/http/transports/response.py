@@ -168,6 +168,11 @@ class LocalResponse:
                 self._content.feed_eof()
         return self._content
 
+    @property
+    def whole_body(self) -> bytes | None:
+        """What `read` returns; None when that raises."""
+        return None if self._broken else self._body
+
     async def read(self) -> bytes:
         """The whole body."""
         if self._broken:

@@ -7,6 +7,7 @@ proxies, settings of TLS) is aiohttp's. Errors are those of aiohttp.
 
 import asyncio
 import errno
+import math
 import os
 import socket
 import ssl
@@ -26,13 +27,13 @@ from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.base import (
     KEEPALIVE_TIMEOUT_S,
     LocalRequest,
-    call_after,
     is_bare,
+    message_of,
     socket_factory,
     workers_share,
 )
 from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.wire_connection import Answer, Connection, httptools, message_of
+from nemo_gym.http.transports.wire_connection import Answer, Connection, httptools
 
 Place = Address | TlsAddress
 
@@ -68,6 +69,10 @@ class WirePool:
         self._idle: dict[Place, list[Connection]] = {}
         self._waiting: dict[Place, deque[asyncio.Future[Connection]]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._deadlines: dict[asyncio.Future[Answer], float] = {}
+        self._next_deadline_s = math.inf
+        self._deadline: asyncio.TimerHandle | None = None
+        """One for all answers: most of them come long before, and a timer of its own for each costs more than that."""
         self._is_closed = False
 
     def ensure_capacity(self, connections: int) -> None:
@@ -91,23 +96,23 @@ class WirePool:
         """
         address = request.address
         assert address is not None
-        message = message_of(request)
+        message = message_of(request) if request.head is None else (request.head, request.body)
         token = None
         for name, value in request.headers if TOKENS_TO_PROVE else ():
             if name == b"authorization" and value in TOKENS_TO_PROVE:
                 token = TOKENS_TO_PROVE[value]
         now_s = self._loop.time()
+        deadline_s = now_s + timeout_s
         connection = self._take_idle(address, now_s)
         if connection is None:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline_s):
                 connection = await self._free_one(address)
-            timeout_s -= self._loop.time() - now_s
         if token is not None and connection.proven_for != token:
-            asked_s = self._loop.time()
-            await self._have_it_prove(connection, token, timeout_s)
-            timeout_s -= self._loop.time() - asked_s
+            await self._have_it_prove(connection, token, deadline_s)
         answered = connection.send(message)
-        timer = call_after(self._loop, timeout_s, _give_up, answered)
+        self._deadlines[answered] = deadline_s
+        if deadline_s < self._next_deadline_s:
+            self._await_deadline(deadline_s)
         try:
             answer = await answered
             body, is_complete = answer.body(self._max_response_bytes)
@@ -117,7 +122,7 @@ class WirePool:
             connection.close()
             raise
         finally:
-            timer.cancel()
+            del self._deadlines[answered]
             self._give_back(connection)
         return LocalResponse(
             request.method,
@@ -137,8 +142,9 @@ class WirePool:
     def close(self) -> None:
         """Close every connection; calls under way break, and those that wait for one give up."""
         self._is_closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._deadline):
+            if timer is not None:
+                timer.cancel()
         for connection in self._connections:
             connection.close()
         self._idle.clear()
@@ -228,11 +234,29 @@ class WirePool:
                 raise _not_opened(connection.address, error) from error
             raise
 
-    async def _have_it_prove(self, connection: Connection, token: str, timeout_s: float) -> None:
+    def _await_deadline(self, deadline_s: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._next_deadline_s = deadline_s
+        self._deadline = self._loop.call_at(deadline_s, self._give_up_late)
+
+    def _give_up_late(self) -> None:
+        """No more waiting for answers whose time is over; the next to be looked at is the earliest of the others."""
+        now_s = self._loop.time()
+        self._next_deadline_s, self._deadline = math.inf, None
+        for answered, deadline_s in self._deadlines.items():
+            if deadline_s > now_s:
+                self._next_deadline_s = min(self._next_deadline_s, deadline_s)
+            elif not answered.done():
+                answered.set_exception(TimeoutError())
+        if self._next_deadline_s < math.inf:
+            self._await_deadline(self._next_deadline_s)
+
+    async def _have_it_prove(self, connection: Connection, token: str, deadline_s: float) -> None:
         """Make sure that who is at the other end knows the run's token; it is asked once per connection."""
         challenge = Challenge(connection.address, token)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline_s):
                 answer = await connection.send(challenge.message())
             challenge.check(answer.status, answer.body(self._max_response_bytes)[0], is_open=connection.is_open)
         except BaseException as error:
@@ -446,11 +470,6 @@ def _not_opened(place: Place, error: OSError) -> aiohttp.ClientError:
         return aiohttp.ClientConnectorSSLError(_key(place), error)
     reason = os.strerror(error.errno) if error.errno else str(error)
     return CannotConnectError(error.errno, f"Cannot connect to host {place.host}:{place.port} [{reason}]")
-
-
-def _give_up(answered: "asyncio.Future[Answer]") -> None:
-    if not answered.done():
-        answered.set_exception(TimeoutError())
 
 
 def _closed() -> CannotConnectError:

@@ -18,7 +18,7 @@ import aiohttp
 
 from nemo_gym.http.addresses import Address, TlsAddress
 from nemo_gym.http.errors import AnswerTooLargeError, NotHttpAnswerError
-from nemo_gym.http.transports.base import MAX_HEAD_BYTES, LocalRequest
+from nemo_gym.http.transports.base import MAX_HEAD_BYTES
 from nemo_gym.http.transports.response import RawHeaders
 
 try:
@@ -26,7 +26,7 @@ try:
 except ImportError:  # then aiohttp makes every call
     httptools = None  # type: ignore[assignment]
 
-__all__ = ["Answer", "Connection", "httptools", "message_of"]
+__all__ = ["Answer", "Connection", "httptools"]
 
 _MAX_HEADERS = 128
 _COPIED_UP_TO_BYTES = 64 * 1024
@@ -299,20 +299,6 @@ def _usual_answer(data: bytes) -> Answer | None:
     if not length or len(data) != end + 4 + int(length) or status in _BODILESS:
         return None
     return Answer(status, headers, [data[end + 4 :]])
-
-
-def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
-    """Head and body as they go out.
-
-    Raises:
-        ValueError: the method or a header holds what would end its line.
-    """
-    target = b"%b?%b" % (request.raw_path, request.query) if request.query else request.raw_path
-    lines = [b"%b: %b\r\n" % header for header in request.headers]
-    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode("ascii"), target, b"".join(lines))
-    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2 or b"\0" in head or " " in request.method:
-        raise ValueError(f"a header of {request.method!r} {request.path} holds a line break or a null")
-    return head, request.body
 
 
 def _unpacked(body: bytes, encoding: bytes, max_bytes: int) -> tuple[bytes, bool]:
