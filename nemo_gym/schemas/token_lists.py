@@ -201,7 +201,9 @@ def _without_long(items: Any, beside: list[Any]) -> Any:
         changes: dict[str, Any] = {}
         fields = item.__dict__
         for name in _TEXTS:
-            value = fields.get(name)
+            if name not in fields:  # `get` is a call, and there are many of these
+                continue
+            value = fields[name]
             if type(value) is str and len(value) >= LONG_TEXT:
                 changes[name] = _marked_text(value, beside)
             elif type(value) is list and (parts := _without_long_texts(value, beside)) is not None:
