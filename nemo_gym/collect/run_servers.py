@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
 from nemo_gym.http.client import ServerClient
-from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE
+from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, SERVER_STATES_PATH
 from nemo_gym.runs.manifest import RunFacts
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,17 @@ def follow_replicas(client: ServerClient) -> None:
     """Spread rollouts over all hosts that the run has now."""
     for name, addresses in replicas_of(client).items():
         client.set_replicas(name, addresses)
+
+
+def edition_of(client: ServerClient) -> int | None:
+    """How often the run's list of servers has changed, if its head server says so."""
+    return edition_in(_ask(client, SERVER_STATES_PATH))
+
+
+def edition_in(states: Any) -> int | None:
+    """The same, from what the head server answered."""
+    edition = states.get("edition") if isinstance(states, Mapping) else None
+    return edition if isinstance(edition, int) else None
 
 
 def require_agents(client: ServerClient, agents: Iterable[str]) -> None:
