@@ -4,6 +4,7 @@ Equal warnings are counted, not repeated: the first is written, and after some s
 Half a minute later the next one is written again.
 """
 
+import atexit
 import contextlib
 import logging
 import sys
@@ -134,6 +135,14 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+def tell_what_was_counted() -> None:
+    """Say of warnings that were only counted how many there were, before the process ends."""
+    for handler in logging.getLogger(LOGGER_NAME).handlers:
+        if isinstance(handler, _StderrHandler):
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+                handler.write_rest()
+
+
 def setup_logging(*, verbose: bool = False) -> None:
     """Send this package's log records to stderr; safe to call more than once.
 
@@ -148,3 +157,4 @@ def setup_logging(*, verbose: bool = False) -> None:
         handler = _StderrHandler()
         handler.setFormatter(_LevelPrefixFormatter())
         logger.addHandler(handler)
+        atexit.register(tell_what_was_counted)  # logging's own list of handlers is emptied by whoever configures it

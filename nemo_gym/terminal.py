@@ -5,12 +5,18 @@ direction of writing. Every way out of this package to a terminal or a log passe
 their escapes, so that one sees what was there and nothing happens.
 """
 
+import errno
+import os
 import re
+import select
 import sys
 import traceback
 from types import TracebackType
 
 MAX_SHOWN_LENGTH = 200
+EXIT_READER_GONE = 141
+"""What shells show for a program whose reader went away, as in `ng_help | head -1`."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1, but for tab and newline
@@ -53,6 +59,44 @@ def print_traceback(
 ) -> None:  # a `sys.excepthook`
     """Print the traceback of an exception nobody expected, which may quote what a server sent."""
     sys.stderr.write(harmless("".join(traceback.format_exception(kind, error, trace))))
+
+
+def exit_code_of_lost_output(error: OSError) -> int | None:
+    """How a program ends that could not print its product, which nothing is written to any more; None: that was fine.
+
+    A reader that went away, as in `ng_help | head -1`, has read enough; that there is no room is said.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return None
+    if isinstance(error, BrokenPipeError):
+        return _given_up(descriptor, EXIT_READER_GONE) if _is_closed_there(descriptor) else None
+    if error.errno not in _NO_ROOM or error.filename is not None or not _is_full(descriptor):
+        return None
+    sys.stderr.write(f"Error: the output cannot be written: {error.strerror}\n")
+    return _given_up(descriptor, 1)
+
+
+def _is_full(descriptor: int) -> bool:
+    """Whether nothing more can be written there: else it was another file that had no room."""
+    try:
+        return os.fstatvfs(descriptor).f_bavail == 0 or os.write(descriptor, b"\n") == 0
+    except OSError as error:
+        return error.errno in _NO_ROOM
+
+
+def _is_closed_there(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return bool(poll.poll(0))
+
+
+def _given_up(descriptor: int, exit_code: int) -> int:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    return exit_code
 
 
 def _escape(character: str) -> str:

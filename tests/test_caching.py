@@ -8,6 +8,7 @@ import pytest
 
 from nemo_gym.http.transports.base import _fixed_headers, _target, target_of
 from nemo_gym.http.transports.response import MOST_KEY_CHARACTERS, _attributes, _read_cookie, bounded_cache
+from nemo_gym.servers.sessions import MOST_REMEMBERED_COOKIES, REMEMBERED_COOKIES, Sessions
 
 LONG = 500_000
 
@@ -54,3 +55,44 @@ def test_long_texts_are_not_kept(cached: Any, arguments: Callable[[str], tuple[A
 
     assert cached.cache_info().currsize <= MOST_KEY_CHARACTERS / LONG
     cached.cache_clear()
+
+
+class _CountedSessions(Sessions):
+    read = 0
+
+    def _read(self, cookie: bytes) -> Any:
+        self.read += 1
+        return super()._read(cookie)
+
+    @property
+    def remembered(self) -> int:
+        return len(self._known) + len(self._known_before)
+
+    def call(self, cookie: bytes | None = None) -> bytes:
+        """The cookie that an answer brings, to a request with or without one."""
+        headers = [] if cookie is None else [(b"cookie", cookie)]
+        return self.header(self.open({"headers": headers}))[1].partition(b";")[0]
+
+
+def test_few_sessions_at_a_time_leave_little_behind_however_many_there_were() -> None:
+    sessions = _CountedSessions("agent", "secret")
+    for _ in range(20 * REMEMBERED_COOKIES):
+        cookie = sessions.call()
+        assert sessions.call(cookie) == cookie
+
+    assert sessions.read == 0
+    assert REMEMBERED_COOKIES // 2 <= sessions.remembered <= REMEMBERED_COOKIES
+
+
+def test_more_sessions_at_a_time_than_are_remembered_make_room_for_themselves() -> None:
+    sessions = _CountedSessions("agent", "secret")
+    cookies = [sessions.call() for _ in range(10 * REMEMBERED_COOKIES)]
+    for _ in range(20):
+        assert [sessions.call(cookie) for cookie in cookies] == cookies
+
+    assert sessions.read <= 2 * len(cookies)
+    assert sessions.remembered <= 2 * len(cookies) + REMEMBERED_COOKIES
+    others = [sessions.call() for _ in range(2 * MOST_REMEMBERED_COOKIES)]
+    for cookie in others:
+        sessions.call(cookie)
+    assert sessions.remembered <= MOST_REMEMBERED_COOKIES

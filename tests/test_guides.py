@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.command import EXIT_CTRL_C, EXIT_FAILED_RUN, EXIT_READER_GONE, EXIT_USER_MISTAKE
+from nemo_gym.cli.command import EXIT_CTRL_C, EXIT_FAILED_RUN, EXIT_USER_MISTAKE
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.runs.record import FailureClass
+from nemo_gym.terminal import EXIT_READER_GONE
 from tests.guides import Walk, walk
 
 

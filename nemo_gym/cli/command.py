@@ -19,7 +19,6 @@ import inspect
 import logging
 import os
 import re
-import select
 import shutil
 import sys
 import textwrap
@@ -40,7 +39,7 @@ from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.keys import NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
 from nemo_gym.log import setup_logging
 from nemo_gym.schemas.cli_config import Shortcuts
-from nemo_gym.terminal import harmless, print_traceback
+from nemo_gym.terminal import exit_code_of_lost_output, harmless, print_traceback
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,8 +56,6 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 EXIT_FAILED_RUN = 1
 EXIT_USER_MISTAKE = 2
 EXIT_CTRL_C = 130
-EXIT_READER_GONE = 141
-"""What shells show for a program whose reader went away, as in `ng_help | head -1`."""
 _MIN_WIDTH, _MAX_WIDTH = 40, 120
 
 
@@ -266,10 +263,11 @@ class Command(Generic[ConfigT]):
         except KeyboardInterrupt:
             print("\nInterrupted.", file=sys.stderr)
             exit_code = EXIT_CTRL_C
-        except BrokenPipeError:
-            if not _reader_is_gone():
+        except OSError as error:
+            lost = exit_code_of_lost_output(error)
+            if lost is None:
                 raise
-            exit_code = EXIT_READER_GONE
+            exit_code = lost
         if exit_code:
             raise SystemExit(exit_code)
 
@@ -352,19 +350,3 @@ def _with_flag(lacking: re.Match[str], flags: Mapping[str, str]) -> str:
     """`--output <text> (+output_jsonl_fpath) is required`, for whoever types flags."""
     key, kind = lacking["key"], lacking["kind"]
     return f"{flags[key]} <{kind}> (+{key}) is required" if key in flags else lacking[0]
-
-
-def _reader_is_gone() -> bool:
-    """Whether whoever read our stdout has closed it; if so, nothing more is written there."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except OSError:
-        return False
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    if not poll.poll(0):
-        return False
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
-    return True

@@ -26,6 +26,7 @@ from nemo_gym.keys import (
     RESPONSE_KEY_NAME,
     RESPONSES_CREATE_PARAMS_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
+    SERVER_STATES_PATH,
     TASK_INDEX_KEY_NAME,
     TIMING_KEY_NAME,
 )
@@ -179,6 +180,17 @@ def follow_replicas(client: ServerClient) -> None:
     """Spread rollouts over all hosts that the run has now."""
     for name, addresses in replicas_of(client).items():
         client.set_replicas(name, addresses)
+
+
+def edition_of(client: ServerClient) -> int | None:
+    """How often the run's list of servers has changed, if its head server says so."""
+    return edition_in(_ask(client, SERVER_STATES_PATH))
+
+
+def edition_in(states: Any) -> int | None:
+    """The same, from what the head server answered."""
+    edition = states.get("edition") if isinstance(states, Mapping) else None
+    return edition if isinstance(edition, int) else None
 
 
 def require_agents(client: ServerClient, agents: Iterable[str]) -> None:

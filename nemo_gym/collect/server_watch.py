@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import orjson
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.collect.run_servers import follow_replicas
+from nemo_gym.collect.run_servers import edition_in, follow_replicas
 from nemo_gym.collect.server_health import (
     READINESS,
     Condition,
@@ -186,7 +186,7 @@ class ServerWatch:
         loop = asyncio.get_running_loop()
         names = [HEAD_SERVER_KEY_NAME, *servers]
         head, *looks = await asyncio.gather(*(loop.run_in_executor(pool, self._look_at, name) for name in names))
-        edition = _edition_in(head.content)
+        edition = edition_in(head.content)
         if edition is not None and edition != self._edition:
             self._edition = edition
             await loop.run_in_executor(pool, follow_replicas, self._client)
@@ -393,9 +393,3 @@ class ServerWatch:
 def _model_servers(config: DictConfig) -> set[str]:
     tree: Any = OmegaConf.to_container(config, resolve=False)
     return {name for name in server_names(config) if MODELS_TYPE in tree[name]}
-
-
-def _edition_in(states: Any) -> int | None:
-    """How often the list of running servers has changed, from what the head server answered, if it says so."""
-    edition = states.get("edition") if isinstance(states, Mapping) else None
-    return edition if isinstance(edition, int) else None

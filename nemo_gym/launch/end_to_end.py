@@ -27,14 +27,10 @@ from nemo_gym.collect.server_watch import servers_needed_by
 from nemo_gym.collect.summary import RunSummary, find_settled
 from nemo_gym.data.declared import datasets_of
 from nemo_gym.errors import ConfigError, GymError, did_you_mean
-from nemo_gym.global_config import find_open_port
 from nemo_gym.http.addresses import server_names
 from nemo_gym.http.pace_books import sets_pace
 from nemo_gym.keys import (
-    DEFAULT_HEAD_SERVER_PORT,
-    DISALLOWED_PORTS_KEY_NAME,
     DRY_RUN_KEY_NAME,
-    HEAD_SERVER_KEY_NAME,
     MODELS_TYPE,
     NUM_REPLICAS_KEY_NAME,
     RESOURCES_TYPE,
@@ -51,7 +47,6 @@ from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.resume import Plan
 from nemo_gym.runs.run import check_output
 from nemo_gym.schemas.data_config import TrainDataProcessorConfig
-from nemo_gym.servers.listening import listen
 from nemo_gym.train_data_utils import TrainDataProcessor, examine, prepared_lines, refuse_offences
 
 logger = logging.getLogger(__name__)
@@ -233,7 +228,6 @@ def _keep_only_environments(global_config: DictConfig) -> dict[str, str]:
 @contextlib.contextmanager
 def _started(global_config: DictConfig, *, quiet: bool) -> Iterator["_Session"]:
     """The configured servers while inside; signals stop them, and what is done with them."""
-    _avoid_a_taken_head_port(global_config)
     with contextlib.ExitStack() as stack:
         session = _Session()
         stack.enter_context(runtime.stopping_on_signals(session.request_stop, on_the_spot=True))
@@ -289,23 +283,12 @@ def _preparing(config: E2ERolloutCollectionConfig) -> dict[str, Any]:
     }
 
 
-def _avoid_a_taken_head_port(global_config: DictConfig) -> None:
-    """Another run may have the usual port; nobody but ourselves needs to find the head server of this one there."""
-    head = global_config[HEAD_SERVER_KEY_NAME]
-    if head.port != DEFAULT_HEAD_SERVER_PORT:
-        return
-    try:
-        listen(head.host, head.port, "the head server", "").close()
-    except ConfigError:
-        head.port = find_open_port(list(global_config.get(DISALLOWED_PORTS_KEY_NAME) or ()))
-        logger.info("Port %d is taken, so the head server listens on %d", DEFAULT_HEAD_SERVER_PORT, head.port)
-
-
 class _Session:
     """The servers of a run and what is done with them, stopped together."""
 
     def __init__(self) -> None:
         self.helper = RunHelper()
+        self.helper.may_move_head = True  # nobody but ourselves needs to find it where it usually is
         self._is_stopping = False
 
     def request_stop(self, *, at_once: bool = False) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -80,6 +81,9 @@ class RunHelper:
         self._grace_s: float | None = None
         self.made_token: str | None = None
         """The token that `start` made because the config says `auth_token: auto`."""
+        self.may_move_head = False
+        """Whether the head server listens on another port when another run has the usual one."""
+        self._head_port: socket | None = None
         self._run_id = ""
         self._settings = RunConfig()
         self._fleet: Fleet | None = None
@@ -209,7 +213,7 @@ class RunHelper:
         self._run_id = identify_run(config)
         self.made_token = make_auth_token(config)
         if not settings.dry_run:
-            check_ports(config, planned)
+            self._head_port = check_ports(config, planned, may_move_head=self.may_move_head)
             warn_if_open_to_others(config, planned)
         self._warden = warden = Warden()
         pythons = Pythons(config, settings, warden, lambda: self._is_stopping)
@@ -247,7 +251,8 @@ class RunHelper:
     def _start_head(self, config: DictConfig) -> None:
         from nemo_gym.server_utils import HeadServer, ServerClient
 
-        self._head_server, self._head_thread, self._head = HeadServer.run_webserver()
+        held, self._head_port = self._head_port, None
+        self._head_server, self._head_thread, self._head = HeadServer.run_webserver(held)
         self._server_client = ServerClient(head_server_config=self._head.config, global_config_dict=config)
 
     def _wait_until_ready(self) -> None:
@@ -306,6 +311,9 @@ class RunHelper:
                 logger.warning("sandboxes of this run may be left behind: %s", problem)
 
     def _clean_up(self) -> None:
+        if self._head_port is not None:
+            self._head_port.close()
+            self._head_port = None
         if self._warden is not None:
             self._warden.close()
             self._warden = None

@@ -12,29 +12,20 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from http import HTTPStatus
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 from omegaconf import DictConfig, OmegaConf
-from pydantic import PrivateAttr
 from typing_extensions import TypedDict
 
-from nemo_gym.collect.examples import run_examples
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict
-from nemo_gym.http.addresses import base_url
-from nemo_gym.http.client import with_token
 from nemo_gym.http.generation_gate import DEFAULT_GRACE_S, PAUSE_PATH, RESUME_PATH, GenerationGate
-from nemo_gym.http.request import raise_for_status, send, with_json_body
 from nemo_gym.keys import (
     HEAD_SERVER_KEY_NAME,
-    MODELS_TYPE,
     POLICY_API_KEY_KEY_NAME,
     POLICY_BASE_URL_KEY_NAME,
     POLICY_MODEL_NAME_KEY_NAME,
@@ -42,18 +33,16 @@ from nemo_gym.keys import (
     PORT_RANGE_LOW_KEY_NAME,
     RAY_HEAD_NODE_ADDRESS_KEY_NAME,
 )
-from nemo_gym.rl.calls import cancel_and_drain, deadline
+from nemo_gym.rl.calls import deadline
 from nemo_gym.rl.failures import GymTransportError, RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.interfaces import Timer
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.row_dispatch import RowDispatch
 from nemo_gym.rl.samples import CapturedTokens
-from nemo_gym.rollout_collection import RolloutCollectionHelper
-from nemo_gym.runs.record import Result, Row
+from nemo_gym.rl.servers import Outcome, ServersOfRun
+from nemo_gym.runs.record import Row
 
 if TYPE_CHECKING:
-    from nemo_gym.config_types import BaseServerConfig
-    from nemo_gym.http.client import ServerClient
     from nemo_gym.launch.run_helper import RunHelper
 
 logger = logging.getLogger(__name__)
@@ -61,9 +50,7 @@ logger = logging.getLogger(__name__)
 NAN_RUNS_KEY = "rollout_max_attempts_to_avoid_lp_nan"
 _CONNECTIONS_PER_HOST = 16_384
 _CONNECTIONS = 65_536
-_Outcome: TypeAlias = tuple[Row, Result | Exception]
 _POLL_EVERY_S = 1.0
-_PAUSES_WITHIN_S = 120.0
 
 
 class NemoGymConfig(TypedDict, total=False):
@@ -197,7 +184,7 @@ class NemoGym:
     def __init__(self, cfg: NemoGymConfig) -> None:
         self.cfg = cfg
         self._run_helper: RunHelper | None = None
-        self._collector: _Collector | None = None
+        self._collector: ServersOfRun | None = None
         self._captured: CapturedTokens | None = None
         self._polled_s = 0.0
         self._gate = GenerationGate()
@@ -233,8 +220,8 @@ class NemoGym:
             head = helper._server_client.head_server_config
         else:
             adopt_settings(self.cfg)
-        collector = _Collector()
-        collector.attach(head)
+        collector = ServersOfRun()
+        collector.attach(head, self._gate)
         self._collector = collector
         self._captured = CapturedTokens.of_run(collector.global_config_dict)
 
@@ -369,20 +356,24 @@ class NemoGym:
                             await captured.put_onto(row, outcome)
                         dispatch.arrived(row, outcome)
 
-    async def _next(self, outcomes: "asyncio.Queue[_Outcome]") -> "_Outcome":
-        """Wait for a rollout, but not for servers of ours that have ended."""
+    async def _next(self, outcomes: "asyncio.Queue[Outcome]") -> Outcome:
+        """Wait for a rollout, but not for servers of ours that have ended; hosts come and go meanwhile."""
         while True:
+            self._poll()
             try:
                 async with asyncio.timeout(_POLL_EVERY_S):
                     return await outcomes.get()
             except TimeoutError:
-                self._poll()
+                continue
 
     def _poll(self) -> None:
         now_s = time.monotonic()
-        if self._run_helper is None or now_s - self._polled_s < _POLL_EVERY_S:
+        if self._collector is None or now_s - self._polled_s < _POLL_EVERY_S:
             return
         self._polled_s = now_s
+        self._collector.look_for_hosts()
+        if self._run_helper is None:
+            return
         try:
             self._run_helper.poll()
         except RuntimeError as error:
@@ -411,80 +402,6 @@ class NemoGym:
                 1 + len(built["branches"]),
                 built["drift"],
             )
-
-
-class _Collector(RolloutCollectionHelper):
-    """Sends rows without a progress line per group, and asks the head server only once."""
-
-    _client: "ServerClient | None" = PrivateAttr(None)
-
-    def attach(self, head: "BaseServerConfig") -> None:
-        """Find out where the servers are."""
-        self._client = self.setup_server_client(head)
-
-    @property
-    def global_config_dict(self) -> Any:
-        """The configuration of the run."""
-        return None if self._client is None else self._client.global_config_dict
-
-    async def tell_model_servers(self, path: str, body: dict[str, Any]) -> None:
-        """Post to every model server that can be paused, each of its replicas included.
-
-        Raises:
-            ConfigError: there is none, or one of them refuses.
-            ServerCallError: one does not answer.
-        """
-        assert self._client is not None
-        client = self._client
-        addresses = [
-            (name, address)
-            for name, block in client.global_config_dict.items_ex(resolve=False)
-            if isinstance(block, DictConfig) and MODELS_TYPE in block
-            for address in client.addresses_of(str(name))
-        ]
-        told = await asyncio.gather(*(_told(client, str(name), base_url(at) + path, body) for name, at in addresses))
-        if not any(told):
-            names = ", ".join(sorted({str(name) for name, _ in addresses})) or "none"
-            raise ConfigError(
-                f"no model server of this run can be paused (there is {names}); a vllm_model can, with "
-                "return_token_id_information: true"
-            )
-
-    @asynccontextmanager
-    async def sending(self, rows: list[Row]) -> "AsyncIterator[asyncio.Queue[_Outcome]]":
-        """A queue that gets the outcome of every row; what is in flight when the block ends is cancelled."""
-        outcomes: asyncio.Queue[_Outcome] = asyncio.Queue()
-        task = asyncio.create_task(self._collect(rows, outcomes))
-        try:
-            yield outcomes
-        finally:
-            await cancel_and_drain([task])
-
-    async def _collect(self, rows: list[Row], outcomes: "asyncio.Queue[_Outcome]") -> None:
-        assert self._client is not None
-        client = self._client
-        for awaitable in run_examples(rows, lambda row: self._post(client, row)):
-            try:
-                outcomes.put_nowait(await awaitable)
-            except Exception as error:  # noqa: BLE001 - judged by whoever reads the queue
-                outcomes.put_nowait((getattr(error, "row", rows[0]), error))
-
-
-async def _told(client: "ServerClient", name: str, url: str, body: dict[str, Any]) -> bool:
-    """Whether a model server took note; one that cannot be paused knows no such path.
-
-    Raises:
-        ConfigError: it refuses.
-    """
-    body_and_time = {"json": body, "timeout": aiohttp.ClientTimeout(total=_PAUSES_WITHIN_S)}
-    options = with_token(with_json_body(body_and_time), client.auth_token)
-    async with await send("POST", lambda: url, options, server_name=name, internal=True) as response:
-        if response.status == HTTPStatus.NOT_FOUND:
-            return False
-        if response.status == HTTPStatus.CONFLICT:
-            raise ConfigError(await response.text())
-        await raise_for_status(response)
-        return True
 
 
 def _measured(timer: Timer, prefix: str, dispatch: RowDispatch) -> dict[str, float]:

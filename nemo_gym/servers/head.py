@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from socket import socket
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -39,10 +40,13 @@ class HeadServer(BaseServer):
     _edition: int = PrivateAttr(0)
 
     @classmethod
-    def run_webserver(cls) -> tuple[uvicorn.Server, threading.Thread, "HeadServer"]:
-        """Start the head server of the process's config in a thread and return once it answers."""
+    def run_webserver(cls, held: socket | None = None) -> tuple[uvicorn.Server, threading.Thread, "HeadServer"]:
+        """Start the head server of the process's config in a thread and return once it answers.
+
+        `held` is its port, if that has been taken already.
+        """
         head = cls(config=ServerClient.load_head_server_config())
-        held = listen(
+        held = held or listen(
             head.config.host, head.config.port, "the head server", "+head_server.port=<port> (0: any free one)"
         )
         server = uvicorn.Server(uvicorn.Config(head.setup_webserver(), **uvicorn_settings()))

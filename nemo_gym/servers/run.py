@@ -34,7 +34,7 @@ from nemo_gym.keys import (
     NUM_WORKERS_ENV_VAR_NAME,
     VERBOSE_KEY_NAME,
 )
-from nemo_gym.log import setup_logging
+from nemo_gym.log import setup_logging, tell_what_was_counted
 from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
 from nemo_gym.servers.auth import AuthMiddleware
@@ -82,8 +82,21 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
     lane = DirectLane(app, server.config.name)
     served = AuthMiddleware(DisconnectMiddleware(lane, server.CANCELLABLE_PATHS), **server.who_may_call(app))
     collect_garbage_less_often()
+    _end_with_everything_told()
     uvicorn.run(served, host=server.config.host, port=server.config.port, **uvicorn_settings())
     return app
+
+
+def _end_with_everything_told() -> None:
+    """Have SIGTERM, which uvicorn lets do its work once it has served all, end the process with nothing left to say."""
+
+    def end(number: int, frame: object) -> None:
+        tell_what_was_counted()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager

@@ -39,7 +39,9 @@ SESSION_ID_KEY = "session_id"
 SESSION_RETURNS_KEY = "nemo_gym_session_returns"
 """In the ASGI scope: whether the caller brought a cookie of ours, and so expects to be known."""
 MAX_AGE_S = 14 * 24 * 60 * 60
-_REMEMBERED_COOKIES = 2_048
+REMEMBERED_COOKIES = 512
+"""How many cookies a server remembers at first; one that comes back and was forgotten makes room for one more."""
+MOST_REMEMBERED_COOKIES = 16_384
 _ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 _SIGNATURE_BYTES = 24
 _FOR_URLS = bytes.maketrans(b"+/", b"-_")
@@ -80,9 +82,10 @@ class Sessions:
         self._marker = f"{cookie_name}=".encode("latin-1", "replace")
         secret = secret or secrets.token_hex(32)
         self._key = blake2b(f"{cookie_name}\0{secret}".encode(), digest_size=blake2b.MAX_KEY_SIZE).digest()
-        # A rollout brings the same cookie several times: it is read once.
+        # A rollout brings the same cookie several times: it is read once, however many rollouts are under way.
         self._known: dict[bytes, _Kept] = {}
         self._known_before: dict[bytes, _Kept] = {}
+        self._room = REMEMBERED_COOKIES
 
     def open(self, scope: Scope) -> Session:
         """The session a request belongs to, a new one when it brings none of ours; handlers find it in `scope`."""
@@ -119,6 +122,7 @@ class Sessions:
         payload, _, signature = cookie.partition(b".")
         if not hmac.compare_digest(signature, self._signature(payload)):
             return None
+        self._room = min(self._room + 1, MOST_REMEMBERED_COOKIES)
         return self._keep(cookie, json.loads(urlsafe_b64decode(payload)))
 
     def _write(self, data: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -131,7 +135,7 @@ class Sessions:
         return blake2b(payload, key=self._key, digest_size=_SIGNATURE_BYTES).hexdigest().encode()
 
     def _keep(self, cookie: bytes, data: dict[str, Any]) -> _Kept:
-        if len(self._known) >= _REMEMBERED_COOKIES:  # all at once: finding the oldest one takes longer every time
+        if 2 * len(self._known) >= self._room:  # half of them at once: finding the oldest takes longer every time
             self._known_before, self._known = self._known, {}
         header = b"%b%b; %b" % (self._marker, cookie, _ATTRIBUTES)
         kept = self._known[cookie] = _Kept(data, (b"set-cookie", header))

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,19 @@ def test_a_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nemo_gym_log_dir.*file/logs"):
         open_log_folder(str(tmp_path / "file" / "logs"))
     assert open_log_folder(None) is None
+
+
+@pytest.mark.parametrize(
+    "command", [["ng_run", "--help"], ["ng_version"], ["ng_help"], ["gym", "--help"], ["gym", "eval", "run", "--help"]]
+)
+def test_a_full_disk_is_told_in_one_line_and_a_reader_that_has_enough_hears_nothing(command: list[str]) -> None:
+    program = [str(Path(sys.executable).parent / command[0]), *command[1:]]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(program, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")

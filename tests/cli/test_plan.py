@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 
 from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import ConfigError
-from nemo_gym.launch.plan import PlannedServer, PlanSettings, plan_servers, root_of
+from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT
+from nemo_gym.launch.plan import PlannedServer, PlanSettings, check_ports, plan_servers, root_of
 from nemo_gym.launch.requirements import compat_packages, unmet_package
 from nemo_gym.paths import PARENT_DIR
 
@@ -213,3 +214,17 @@ def test_only_servers_from_elsewhere_get_the_packages_they_do_not_list(folder: P
     assert list(plan_one().requirements.expected) == missing
     assert (without.requirements.expected, without.expects_compat) == ((), False)
     assert plan(ours=instance("resources_servers", "mcqa"))[0].expects_compat is False
+
+
+def test_the_port_of_a_head_server_is_taken_from_the_moment_it_is_chosen() -> None:
+    """Two runs that start at the same moment: neither listens yet when the other looks."""
+    configs = [
+        OmegaConf.create({"head_server": {"host": "127.0.0.1", "port": DEFAULT_HEAD_SERVER_PORT}}) for _ in range(2)
+    ]
+    with check_ports(configs[0], [], may_move_head=True) as first:
+        with check_ports(configs[1], [], may_move_head=True) as second:
+            ports = [held.getsockname()[1] for held in (first, second)]
+            assert [config.head_server.port for config in configs] == ports
+            assert len(set(ports)) == 2
+        with pytest.raises(ConfigError, match=f"port {ports[0]} for the head server is already in use by process"):
+            check_ports(configs[0], [])

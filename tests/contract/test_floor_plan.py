@@ -14,7 +14,7 @@ PACKAGE = PARENT_DIR / "nemo_gym"
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_MODULES_IN_A_FOLDER = 25
-MOST_MODULES = 379
+MOST_MODULES = 380
 ONE_PER_COMMAND = Path("cli/commands")
 FOR_OTHER_PROGRAMS = 32
 """Modules in the top folder that exist because programs elsewhere import them by that name."""

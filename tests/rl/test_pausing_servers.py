@@ -11,6 +11,7 @@ from fastapi import Body, FastAPI
 from fastapi.testclient import TestClient
 from omegaconf import OmegaConf
 
+from nemo_gym import global_config
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.generation_gate import PAUSE_PATH
@@ -305,3 +306,44 @@ def test_several_workers_cannot_be_paused() -> None:
 
     assert answer.status_code == 409
     assert answer.text.startswith("policy cannot be paused: of its num_workers=2 only one would hear of it")
+
+
+def _noting(told: list[tuple[str, Any]]) -> FastAPI:
+    """A model server that can be paused, and notes what it is told."""
+    app = FastAPI()
+    app.post("/weights/{what}")(lambda what, body=Body(): told.append((what, body)))
+    return app
+
+
+def test_a_model_server_that_is_added_hears_how_the_weights_are_before_it_is_sent_anything(
+    serve: Callable[[FastAPI], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(global_config, "_GLOBAL_CONFIG_DICT", None)
+    told: list[list[tuple[str, Any]]] = [[], [], []]
+    ports = [serve(_noting(each)) for each in told]
+    listed = ports[:1]
+    model = {"policy": {"responses_api_models": {"vllm_model": {"host": "127.0.0.1", "port": ports[0]}}}}
+    head = FastAPI()
+    head.get("/global_config_dict_yaml")(lambda: yaml.safe_dump(model))
+    head.get("/server_states")(lambda: {"edition": len(listed)})
+    kind = {"server_type": "responses_api_models", "process_name": "policy", "host": "127.0.0.1", "most_replicas": 3}
+    head.get("/server_instances")(lambda: [{**kind, "port": port} for port in listed])
+    gym = NemoGym({"head_server": {"host": "127.0.0.1", "port": serve(head)}})
+
+    async def train() -> None:
+        await gym.resume_generation(3)
+        listed.append(ports[1])  # while they generate
+        gym._poll()
+        async with asyncio.timeout(20):
+            while not told[1]:  # noqa: ASYNC110 - the servers run in threads of their own
+                await asyncio.sleep(0.01)
+        await gym.pause_generation(1.0)
+        listed.append(ports[2])  # while they do not
+        await gym.resume_generation(4)
+
+    with gym:
+        asyncio.run(train())
+    stopped, on = ("pause", {"grace_s": 1.0, "is_aborted": False}), ("resume", {"weight_version": 4})
+    assert told[0] == [("resume", {"weight_version": 3}), stopped, on]
+    assert told[1] == [("resume", {"weight_version": 3}), stopped, on]
+    assert told[2] == [("pause", {"is_shut_only": True}), on]

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from nemo_gym.cli.tree import LIST_TYPES, TREE, Flag, Leaf, leaves_below, spelled_as_gym
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+from nemo_gym.terminal import exit_code_of_lost_output
 
 _EXIT_USER_MISTAKE = 2
 _HELP = ("-h", "--help", "+h=true", "+help=true", "h=true", "help=true")
@@ -63,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UsageError as error:
         print(f"Error: {error}\nSee {' '.join(('gym', *_begun(given), '--help'))}.", file=sys.stderr)
         raise SystemExit(_EXIT_USER_MISTAKE) from None
+    except OSError as error:
+        if (exit_code := exit_code_of_lost_output(error)) is None:
+            raise
+        raise SystemExit(exit_code) from None
 
 
 def _begun(arguments: Sequence[str]) -> tuple[str, ...]:

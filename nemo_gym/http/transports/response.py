@@ -236,7 +236,7 @@ class LocalResponse:
         return f"<LocalResponse({self._url}) [{self.status} {self.reason}]>"
 
 
-@bounded_cache(4_096)  # a session's cookie comes with every answer
+@bounded_cache(1_024)  # a session's cookie comes with every answer
 def _read_cookie(header: bytes) -> ReceivedCookie | None:
     """Read one `Set-Cookie` header. `SimpleCookie.load` gives up at attributes it has not heard of."""
     pair, _, attributes = _text(header).partition(";")

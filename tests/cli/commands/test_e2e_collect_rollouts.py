@@ -104,6 +104,15 @@ def test_data_is_prepared_servers_run_and_rollouts_are_scored(start: Start, tmp_
     assert len(lines_in(tmp_path / "results/out.jsonl")) == 16
 
 
+def test_several_that_are_started_at_once_get_a_head_port_each(start: Start, tmp_path: Path) -> None:
+    outputs = [f"+output_jsonl_fpath=results/{number}.jsonl" for number in range(3)]
+    runs = [start(output, "+limit=1", "+num_repeats=1", "+json=true") for output in outputs]
+    for number, run in enumerate(runs):
+        code, _, errors = finish(run)
+        assert code == 0, errors
+        assert len(lines_in(tmp_path / f"results/{number}.jsonl")) == 1
+
+
 def wait_for_lines(path: Path, count: int, run: Piped) -> None:
     deadline = time.monotonic() + 60
     while not path.exists() or path.read_bytes().count(b"\n") < count:

@@ -1,5 +1,6 @@
 """Hosts that are added while those that run are busy (`num_replicas: auto`): real processes under real load."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from nemo_gym.cli import RunHelper
 from nemo_gym.errors import ServerCrashedError
 from nemo_gym.launch.server_processes import HostCount
+from nemo_gym.rl.environment import NemoGym
 from nemo_gym.runtime import usable_cores
 from nemo_gym.server_status import StatusCommand
 from tests.programs import Piped
@@ -165,6 +167,38 @@ def test_hosts_are_added_while_all_are_busy_and_rollouts_spread_over_them_one_ki
     status = StatusCommand(helper._server_client.head_server_config)
     status.display_status(status.discover_servers())
     assert "9 servers found (9 healthy, 0 unhealthy) in 3 host processes, at most 3" in capsys.readouterr().out
+
+
+class NumberTokenizer:
+    """The scripted model numbers its tokens."""
+
+    def batch_decode(self, sequences: list[list[int]], **_: Any) -> list[str]:
+        return [" ".join(map(str, sequence)) for sequence in sequences]
+
+
+def test_a_trainer_has_hosts_added_and_sends_rollouts_to_them(
+    write_server: WriteServer, config_for: Callable[..., dict[str, Any]]
+) -> None:
+    write_server("slow", ENVIRONMENT)
+    model = {"responses_api_models": {"scripted_model": {"entrypoint": "app.py", "return_token_id_information": True}}}
+    config = config_for("slow", blocks=HOSTED, agent=AGENT, policy_model=model, num_replicas="auto:2")
+    rows = [{**ROLLOUT, "number": 7, "agent_ref": {"name": "agent"}, "_rowidx": index} for index in range(4)]
+    pids: set[int] = set()
+
+    async def train(gym: NemoGym) -> None:
+        while len(pids) < 2:
+            results, _ = await gym.run_rollouts(rows, NumberTokenizer(), "rollout")
+            assert [result["full_result"]["reward"] for result in results] == [1.0] * 4
+            pids.update(result["full_result"]["pid"] for result in results)
+
+    async def both(gym: NemoGym) -> None:
+        async with asyncio.timeout(60):
+            await asyncio.gather(train(gym), train(gym))
+
+    with NemoGym({"model_name": "m", "base_urls": ["http://127.0.0.1:1"], "initial_global_config_dict": config}) as gym:
+        asyncio.run(both(gym))
+        assert gym._run_helper is not None
+        assert set(hosts(gym._run_helper).values()) == pids
 
 
 @pytest.mark.parametrize("isolation", ["hosted", "process"])

@@ -262,3 +262,31 @@ def test_embedding_programs_can_wait_and_ask_themselves(
     assert helper.check_http_server_statuses(["one"]) == [("two", "success")]
     helper.shutdown()
     assert helper.check_http_server_statuses([]) == []
+
+
+@pytest.mark.parametrize("isolation", ["hosted", "process"])
+def test_warnings_that_were_only_counted_are_told_when_their_server_stops(
+    write_server: WriteServer, start_run: StartRun, tmp_path: Path, isolation: str
+) -> None:
+    warn = (
+        "import logging\nfrom nemo_gym.base_resources_server import BaseVerifyResponse, SimpleResourcesServer\n\n"
+        "class Mine(SimpleResourcesServer):\n"
+        "    async def verify(self, body): ...\n"
+        "    def setup_webserver(self):\n"
+        "        app = super().setup_webserver()\n"
+        "        @app.get('/warn')\n"
+        "        def warn() -> None:\n"
+        "            for _ in range(5):\n"
+        "                logging.getLogger('nemo_gym.mine').warning('it is odd')\n"
+        "        return app\n\n"
+        "if __name__ == '__main__':\n    Mine.run_webserver()\n"
+    )
+    write_server("one", warn)
+    helper = start_run("one", blocks={"one": {"isolation": isolation}}, nemo_gym_log_dir=str(tmp_path / "logs"))
+    address = helper._server_client.addresses_of("one")[0]
+    with urllib.request.urlopen(f"http://{address.host}:{address.port}/warn", timeout=10) as answer:
+        assert answer.status == 200
+    helper.shutdown()
+    told = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.log"))
+    assert told.count("it is odd") == 2
+    assert "4 more like this: it is odd" in told
