@@ -272,7 +272,7 @@ def test_a_verdict_has_what_its_row_had_and_goes_where_a_rollout_would(
 ) -> None:
     """The environment repeats nothing of the row; what was observed of the rollout stays, and goes to no metrics."""
     rows = [{**row, "skills_ref": {"path": "p", "hash": "h", "skills": []}} for row in rows_made(4)]
-    observed = {"ng_trajectory": {"gaps": []}, "ng_model_call_capture": {"calls": []}}
+    observed: Row = {"ng_trajectory": {"gaps": []}, "ng_model_call_capture": {"calls": []}}
     write_run(tmp_path, rows, [{**rollout(row, "right", 1.0), **observed} for row in rows])
     flags: list[Row] = [{}, {"_ng_failure_class": "judge_failed"}, {"_ng_no_persist": True}]
     flags.append({"_ng_failure_class": "mine", "_ng_failure_terminal": True})
