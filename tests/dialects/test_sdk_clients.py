@@ -183,6 +183,9 @@ def test_a_message_that_was_cut_off_says_so(anthropic_sdk: anthropic.Anthropic) 
         ([{"type": "search_result", "source": "x", "title": "t", "content": []}], "search_result"),
         ([{"type": "image", "source": {"type": "base64", "media_type": "image/tiff", "data": ""}}], "image/tiff"),
         (7, "text or a list of blocks"),
+        ([{"type": "text"}], "a block lacks its 'text'"),
+        ([{"type": "tool_use", "name": "t", "input": {}}], "a block lacks its 'id'"),
+        ([{"type": "tool_result", "tool_use_id": "c", "content": 7}], "no Messages request"),
     ],
 )
 def test_what_has_no_form_is_refused_in_the_words_of_the_messages_api(
