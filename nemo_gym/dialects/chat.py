@@ -208,8 +208,8 @@ def _usage(usage: NeMoGymCompletionUsage | None) -> NeMoGymResponseUsage | None:
     if usage is None:
         return None
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-    cached = prompt and prompt.cached_tokens
-    reasoning = completion and completion.reasoning_tokens
+    cached = None if prompt is None else prompt.cached_tokens
+    reasoning = None if completion is None else completion.reasoning_tokens
     if usage.model_extra:  # providers tell them under other names, too
         cached = _told(cached, usage.model_extra, "cached_input_tokens", "cache_read_input_tokens")
         reasoning = _told(reasoning, usage.model_extra, "reasoning_output_tokens")

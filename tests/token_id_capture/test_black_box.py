@@ -31,7 +31,8 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     """Runs a conversation in Chat Completions, sending back nothing but roles, texts and tool calls."""
     settings = {
         "token_id_capture": {"enabled": True, "dir": str(tmp_path / "tokens")},
-        **{"observability_enabled": True, "model_call_capture_dir": str(tmp_path / "calls")},
+        "observability_enabled": True,
+        "model_call_capture_dir": str(tmp_path / "calls"),
     }
     with ExitStack() as up:
 
