@@ -85,6 +85,17 @@ def test_a_changed_verifier_is_asked_and_the_difference_is_told(
     assert metrics[0]["agent_ref"] == {"name": "alpha"}
 
 
+def test_the_tasks_that_changed_most_are_told_first(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
+) -> None:
+    write_ten_tasks(tmp_path)
+    rewards = {2: (0.5, 1.0), 5: (0.0, 0.0), 7: (1.0, 0.0)}
+    environment.score = lambda body: rewards.get(body["_ng_task_index"], (1.0, 1.0))[body["_ng_rollout_index"]]
+    done = reverify("+flips=2")
+    assert "  task 5: 1 → 0\n  task 7: 1 → 0.5\n" in done.stdout
+    assert "task 2:" not in done.stdout
+
+
 def test_only_the_row_and_the_response_are_sent(
     tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
 ) -> None:
@@ -145,6 +156,12 @@ def test_it_goes_on_where_it_was_ended(tmp_path: Path, environment: FakeEnvironm
     other = reverify("+resume_from_cache=true", "+where=reward == 1")
     assert other.exit_code == 2
     assert "where: was None, now reward == 1" in other.stderr
+    rollouts = (tmp_path / "old.jsonl").read_bytes()
+    (tmp_path / "old.jsonl").write_bytes(rollouts.replace(b"right", b"wrong", 1))
+    changed = reverify("+resume_from_cache=true")
+    assert changed.exit_code == 2
+    assert "rollouts: not the file that it was (old.jsonl)" in changed.stderr
+    (tmp_path / "old.jsonl").write_bytes(rollouts)
     again = reverify("+overwrite=true")
     assert again.exit_code == 0, again.stderr
     assert (tmp_path / "new.previous").is_dir()
