@@ -214,7 +214,7 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
         return are_calls_recorded(self._run_config())
 
     def _model_call_capture_enabled(self) -> bool:
-        return self._run_config().get(OBSERVABILITY_ENABLED_KEY_NAME) is True
+        return bool(self._run_config().get(OBSERVABILITY_ENABLED_KEY_NAME))
 
     def _token_id_capture_enabled(self) -> bool:
         settings = self._run_config().get(TOKEN_ID_CAPTURE_BLOCK)

@@ -253,7 +253,7 @@ class RolloutContextMiddleware:
         with self._context(found, scope):
             await self.app({**scope, "path": rest, "raw_path": b"/" + raw}, receive, send)
 
-    def _context(self, found: re.Match[str], scope: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def _context(self, found: re.Match[str], scope: dict[str, Any]) -> AbstractContextManager[None]:
         """What a request with the prefix `found` is served in; its headers may say which execution it belongs to."""
         named = execution_in(scope.get("headers", ()))
         is_same = named is not None and named.rollout_id == found["rollout_id"]

@@ -171,6 +171,7 @@ def test_while_nothing_is_recorded_agents_get_back_what_they_gave(config: dict[s
     ("config", "prefix"),
     [
         ({"observability_enabled": True}, "/ng-rollout/3-1"),
+        ({"observability_enabled": 1}, "/ng-rollout/3-1"),
         ({"token_id_capture": {"enabled": True, "all_agents": True}}, "/ng-rollout/3-1/training-token-capture"),
         ({"token_id_capture": {"enabled": True}, "own_flag": True}, "/ng-rollout/3-1/training-token-capture"),
     ],

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gym.collect.collector import conclude, policies_for, roll_out, settings_for
-from nemo_gym.collect.environments import VERIFY_PATH, Environments, refusal
+from nemo_gym.collect.environments import VERIFY_PATH, Environments, Mode, refusal
 from nemo_gym.collect.failures import RetryPauses
 from nemo_gym.collect.metrics import AGGREGATE_PATH, request_arguments
 from nemo_gym.collect.run_servers import facts_about
@@ -230,8 +230,17 @@ class Reverification:
         return ReverifySummary(summary, delta, is_unsafe)
 
     async def _guard(self, agents: Collection[str]) -> bool:
-        """Whether the verdicts will be unsafe, which only `force` lets pass."""
-        why = refusal(await self._environments.ask_modes(agents))
+        """Whether the verdicts will be unsafe, which only `force` lets pass.
+
+        Where only a judge had failed, an environment is taken at its word: one that says nothing is asked.
+        """
+        environments = await self._environments.ask_modes(agents)
+        if self._config.judge_failed_only:
+            silent = [environment for environment in environments if environment.mode is Mode.UNKNOWN]
+            for environment in silent:
+                logger.warning("%s; it is asked all the same, since only its judge had failed", environment)
+            environments = [environment for environment in environments if environment not in silent]
+        why = refusal(environments)
         if why and not self._config.force:
             raise ConfigError(why)
         if why:
@@ -352,7 +361,7 @@ def _open(
         refuse_files_of_others(paths)
         remove_debris(paths.of_one_run)
         sources = fingerprint(config.materialized_inputs), fingerprint(config.rollouts)
-        manifest = _manifest(config, paths, sources) if config.resume_from_cache else None
+        manifest = _manifest(config, paths, sources) if config.resume_from_cache and not config.append else None
         with write_aside(paths.materialized_inputs) as file:
             expected = write_rows(chosen, file)
             if not goes_on:

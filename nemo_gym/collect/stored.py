@@ -175,13 +175,14 @@ class ChosenRows:
         """Find out which rollouts are to be scored.
 
         Raises:
-            ConfigError: a finished rollout has no row, or no row has what `where` asks about.
+            ConfigError: a rollout that is to be scored has no row, or no row has what `where` asks about.
         """
         config, stored = self._config, self._stored
         where = None if config.where is None else RolloutFilter(config.where)
-        matched = 0
+        matched = matched_failures = 0
         for key, _, row in records(config.materialized_inputs, "raise"):
             matched += key in stored.done
+            matched_failures += key in stored.unscored
             if row not in stored:
                 continue
             found = stored.find(row) if where is not None else None
@@ -190,11 +191,16 @@ class ChosenRows:
                 self.to_score.add(key)
         if where is not None:
             where.require_met()
-        if matched < len(stored.done):
-            raise ConfigError(
-                f"{len(stored.done) - matched} of the {len(stored.done)} rollouts of {config.rollouts} have no row in "
-                f"{config.materialized_inputs}: name the rows of this run with +materialized_inputs_jsonl_fpath"
-            )
+        failures = RolloutPaths(config.rollouts).failures
+        for count, of_file, path in (
+            (matched, stored.done, config.rollouts),
+            (matched_failures, stored.unscored, failures),
+        ):
+            if count < len(of_file):
+                raise ConfigError(
+                    f"{len(of_file) - count} of the {len(of_file)} rollouts of {path} have no row in "
+                    f"{config.materialized_inputs}: name the rows of this run with +materialized_inputs_jsonl_fpath"
+                )
 
     def __iter__(self) -> Iterator[Repeats]:
         """What will be in the output, as lines of its materialized file."""

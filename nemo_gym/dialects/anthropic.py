@@ -95,13 +95,12 @@ class AnthropicDialect:
         Raises:
             UnusableRequestError: it is no Messages request, or holds what the Responses API has no form for.
         """
-        fields = {name: request[name] for name in _SAME_NAME if request.get(name) is not None}
-        fields["input"] = [item for message in _messages(request) for item in _items_of_message(message)]
-        if request.get("max_tokens") is not None:
-            fields["max_output_tokens"] = request["max_tokens"]
-        if instructions := _joined_texts(request.get("system"), "system"):
-            fields["instructions"] = instructions
-        fields |= _tools_from(request) | _settings_from(request)
+        try:
+            fields = _fields_from(request)
+        except KeyError as error:
+            raise UnusableRequestError(f"messages: a block lacks its {error}") from error
+        except (AttributeError, TypeError) as error:
+            raise UnusableRequestError(f"it is no Messages request: {error}") from error
         try:
             return NeMoGymResponseCreateParamsNonStreaming.model_validate(fields)
         except ValidationError as error:
@@ -161,6 +160,16 @@ def _messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise UnusableRequestError("messages: at least one message is needed, each with a role and content")
     return messages
+
+
+def _fields_from(request: Mapping[str, Any]) -> Fields:
+    fields = {name: request[name] for name in _SAME_NAME if request.get(name) is not None}
+    fields["input"] = [item for message in _messages(request) for item in _items_of_message(message)]
+    if request.get("max_tokens") is not None:
+        fields["max_output_tokens"] = request["max_tokens"]
+    if instructions := _joined_texts(request.get("system"), "system"):
+        fields["instructions"] = instructions
+    return fields | _tools_from(request) | _settings_from(request)
 
 
 def _settings_from(request: Mapping[str, Any]) -> Fields:
@@ -286,6 +295,8 @@ def _item_from(block: Any) -> Fields:
         return {**made, "arguments": _arguments(block.get("input")), "status": "completed"}
     if kind == "tool_result":
         output = _tool_output(block.get("content"))
+        if block.get("is_error"):
+            _say_once("is_error of a tool's result has no form in the Responses API; the model sees what the tool said")
         return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
     if kind == "thinking":
         summary = [{"type": "summary_text", "text": block.get("thinking") or ""}]

@@ -208,15 +208,23 @@ def _usage(usage: NeMoGymCompletionUsage | None) -> NeMoGymResponseUsage | None:
     if usage is None:
         return None
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-    cached = (prompt and prompt.cached_tokens) or 0
-    reasoning = (completion and completion.reasoning_tokens) or 0
+    cached = None if prompt is None else prompt.cached_tokens
+    reasoning = None if completion is None else completion.reasoning_tokens
+    if usage.model_extra:  # providers tell them under other names, too
+        cached = _told(cached, usage.model_extra, "cached_input_tokens", "cache_read_input_tokens")
+        reasoning = _told(reasoning, usage.model_extra, "reasoning_output_tokens")
     return NeMoGymResponseUsage(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
-        input_tokens_details=NeMoGymResponseInputTokensDetails(cached_tokens=cached),
-        output_tokens_details=NeMoGymResponseOutputTokensDetails(reasoning_tokens=reasoning),
+        input_tokens_details=NeMoGymResponseInputTokensDetails(cached_tokens=cached or 0),
+        output_tokens_details=NeMoGymResponseOutputTokensDetails(reasoning_tokens=reasoning or 0),
     )
+
+
+def _told(count: int | None, usage: Mapping[str, Any], *names: str) -> int | None:
+    others = (usage.get(name) for name in names)
+    return next((other for other in others if type(other) is int), None) if count is None else count
 
 
 def to_responses_content(content: Any) -> Any:

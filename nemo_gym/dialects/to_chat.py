@@ -165,7 +165,7 @@ class _Conversation:
             self._say("tool", item["output"], where, tool_call_id=item["call_id"])
         else:
             raise NoChatFormError(
-                f"{where}: an item of type {kind!r} has no form in the Chat Completions API; messages, reasoning, "
+                f"{where}: an item of type {kind!r} has no Chat Completions representation; messages, reasoning, "
                 "function calls and custom tool calls with their outputs have one"
             )
         self._note_token_ids(item)

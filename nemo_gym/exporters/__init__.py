@@ -36,9 +36,9 @@ def setup_exporters(global_config_dict: DictConfig) -> list[BaseExporter]:
     teardown_exporters()
     for name, (settings_class, place) in EXPORTER_REGISTRY.items():
         settings = {key: global_config_dict.get(key) for key in settings_class.model_fields}
-        if not settings_class.model_validate(settings).is_available:
-            continue
         try:
+            if not settings_class.model_validate(settings).is_available:
+                continue
             exporter = _load(place)(global_config_dict)
             exporter.setup()
         except Exception as error:  # noqa: BLE001 - a tracker may raise anything; the results are on disk

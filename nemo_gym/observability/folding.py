@@ -68,10 +68,11 @@ def without_history(record: Row) -> Row:
     """A record for an experiment tracker: without its trajectory, and what was asked of models and said by them."""
     kept = {name: value for name, value in record.items() if name != TRAJECTORY_KEY}
     capture = kept.get(CAPTURE_KEY)
-    if not isinstance(capture, dict) or not isinstance(capture.get("calls"), list):
+    calls = capture.get("calls") if isinstance(capture, dict) else None
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         kept.pop(CAPTURE_KEY, None)
         return kept
-    for call in capture["calls"]:
-        for name in _PAYLOADS if isinstance(call, dict) else ():
+    for call in calls:
+        for name in _PAYLOADS:
             call.pop(name, None)
     return kept

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from secrets import token_hex
@@ -40,6 +40,8 @@ _EVENT_STREAM = b"text/event-stream"
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods by which no model is asked; agents look for the list of models, say."""
 _ENDINGS = {"error": "upstream_error", "incomplete": "incomplete", "complete": None, None: "stream_truncated"}
+_CALL_ID = "nemo_gym.model_call_id"
+"""Where a request says under which id its tokens are kept: it is captured under the same."""
 _LONGEST_MARK = 64
 """Bytes of a chunk that are looked at again with the next one, should what ends a stream be cut in two."""
 
@@ -47,10 +49,14 @@ _LONGEST_MARK = 64
 class _Call:
     """A model call under way."""
 
-    __slots__ = ("began_s", "dialect", "first_s", "is_kept", "is_read", "request", "rollout_id", "started_at")
+    __slots__ = (
+        *("began_s", "dialect", "first_s", "is_kept", "is_read", "model_call_id"),
+        *("request", "rollout_id", "started_at"),
+    )
 
-    def __init__(self, rollout_id: str, dialect: str, request: bytes) -> None:
-        self.rollout_id = rollout_id
+    def __init__(self, scope: Scope, dialect: str, request: bytes) -> None:
+        self.rollout_id = rollout_of_caller() or ""
+        self.model_call_id = scope.get(_CALL_ID) or token_hex(16)
         self.dialect = dialect
         self.request = request
         self.started_at = time.time()
@@ -82,7 +88,7 @@ class ModelCallCapture:
         dialect = self.wants(scope["path"])
         if dialect is None:
             return await call.answer(scope, body, receive, content)
-        under_way = _Call(rollout_of_caller() or "", dialect, json_bytes(content) if content is not None else body)
+        under_way = _Call(scope, dialect, json_bytes(content) if content is not None else body)
         try:
             answer = await call.answer(scope, body, receive, content)
         except BaseException as error:
@@ -135,7 +141,7 @@ class ModelCallCapture:
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
             b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
         ) % (
-            token_hex(16).encode(),
+            call.model_call_id.encode(),
             call.dialect.encode(),
             self._model_ref,
             call.started_at,
@@ -289,7 +295,7 @@ class ModelCallCaptureMiddleware:
         if dialect is None:
             await self.app(scope, receive, send)
             return
-        call = _Call(rollout_of_caller() or "", dialect, b"")
+        call = _Call(scope, dialect, b"")
 
         async def noting_receive() -> Message:
             message = await receive()
@@ -320,12 +326,13 @@ class TokenPathMiddleware(ModelPathMiddleware):
         await super().__call__(dict(scope), receive, send)
 
     @contextmanager
-    def _context(self, found: re.Match[str], scope: Mapping[str, Any]) -> Iterator[None]:
+    def _context(self, found: re.Match[str], scope: dict[str, Any]) -> Iterator[None]:
         with super()._context(found, scope):
             if not found["tokens"] or found["rest"] not in MODEL_PATHS:
                 yield
                 return
-            with self._capture.call(found["rollout_id"]):
+            with self._capture.call(found["rollout_id"]) as call:
+                scope[_CALL_ID] = call.model_call_id
                 yield
 
 

@@ -86,7 +86,11 @@ class TokenIdCaptureConfig(BaseModel):
         except (ImportError, AttributeError, ValueError) as error:
             words = f"token_id_capture.sink is {path!r}, which cannot be loaded: {error}"
             raise TokenCaptureConfigError(words) from error
-        sink = kind(**self.token_id_capture.sink_kwargs)
+        try:
+            sink = kind(**self.token_id_capture.sink_kwargs)
+        except TypeError as error:  # it is no class, or takes other arguments
+            words = f"token_id_capture.sink {path!r} cannot be made with token_id_capture.sink_kwargs: {error}"
+            raise TokenCaptureConfigError(words) from error
         missing = [method for method in _SINK_METHODS if not callable(getattr(sink, method, None))]
         if missing:
             raise TokenCaptureConfigError(f"token_id_capture.sink {path!r} is no sink: it lacks {', '.join(missing)}")

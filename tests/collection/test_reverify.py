@@ -85,6 +85,17 @@ def test_a_changed_verifier_is_asked_and_the_difference_is_told(
     assert metrics[0]["agent_ref"] == {"name": "alpha"}
 
 
+def test_the_tasks_that_changed_most_are_told_first(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
+) -> None:
+    write_ten_tasks(tmp_path)
+    rewards = {2: (0.5, 1.0), 5: (0.0, 0.0), 7: (1.0, 0.0)}
+    environment.score = lambda body: rewards.get(body["_ng_task_index"], (1.0, 1.0))[body["_ng_rollout_index"]]
+    done = reverify("+flips=2")
+    assert "  task 5: 1 → 0\n  task 7: 1 → 0.5\n" in done.stdout
+    assert "task 2:" not in done.stdout
+
+
 def test_only_the_row_and_the_response_are_sent(
     tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
 ) -> None:
@@ -145,6 +156,12 @@ def test_it_goes_on_where_it_was_ended(tmp_path: Path, environment: FakeEnvironm
     other = reverify("+resume_from_cache=true", "+where=reward == 1")
     assert other.exit_code == 2
     assert "where: was None, now reward == 1" in other.stderr
+    rollouts = (tmp_path / "old.jsonl").read_bytes()
+    (tmp_path / "old.jsonl").write_bytes(rollouts.replace(b"right", b"wrong", 1))
+    changed = reverify("+resume_from_cache=true")
+    assert changed.exit_code == 2
+    assert "rollouts: not the file that it was (old.jsonl)" in changed.stderr
+    (tmp_path / "old.jsonl").write_bytes(rollouts)
     again = reverify("+overwrite=true")
     assert again.exit_code == 0, again.stderr
     assert (tmp_path / "new.previous").is_dir()
@@ -241,6 +258,57 @@ def test_what_only_failed_to_be_scored_is_scored_and_the_rest_is_kept(
     assert len(environment.verified) == len(scored)
 
 
+@pytest.mark.parametrize(("mode", "exit_code"), [(None, 0), ("unknown", 0), ("unsupported", 2)])
+def test_where_a_judge_failed_an_environment_is_asked_unless_it_says_that_it_cannot_score(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify, mode: str | None, exit_code: int
+) -> None:
+    write_run_with_failures(tmp_path)
+    environment.mode = mode
+    assert reverify("+failed_only=true").exit_code == 2
+    done = reverify("+judge_failed_only=true")
+    assert done.exit_code == exit_code, done.stderr
+    assert [sent["_ng_task_index"] for sent in environment.verified] == ([0] if exit_code == 0 else [])
+    assert (tmp_path / "new.jsonl").exists() == (exit_code == 0)
+    assert ("judge_of_words does not say" in done.stderr) == (exit_code == 0)
+
+
+def test_verdicts_are_added_to_an_output_that_is_resumed(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
+) -> None:
+    write_run_with_failures(tmp_path)
+    environment.score = lambda body: web.json_response({**body, "reward": 0, "_ng_failure_class": "judge_failed"})
+    assert reverify("+judge_failed_only=true").exit_code == 1
+    environment.score = lambda body: 1.0
+    done = reverify("+judge_failed_only=true", "+append=true", "+resume_from_cache=true")
+    assert done.exit_code == 0, done.stderr
+    assert keys_in(tmp_path / "new.jsonl") == [(0, 0), (4, 0), (5, 0)]
+
+
+def test_a_verdict_has_what_its_row_had_and_goes_where_a_rollout_would(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
+) -> None:
+    """The environment repeats nothing of the row; what was observed of the rollout stays, and goes to no metrics."""
+    rows = [{**row, "skills_ref": {"path": "p", "hash": "h", "skills": []}} for row in rows_made(4)]
+    observed: Row = {"ng_trajectory": {"gaps": []}, "ng_model_call_capture": {"calls": []}}
+    write_run(tmp_path, rows, [{**rollout(row, "right", 1.0), **observed} for row in rows])
+    flags: list[Row] = [{}, {"_ng_failure_class": "judge_failed"}, {"_ng_no_persist": True}]
+    flags.append({"_ng_failure_class": "mine", "_ng_failure_terminal": True})
+    environment.score = lambda body: web.json_response(
+        {"response": body["response"], "reward": 1.0, **flags[body["_ng_task_index"]]}
+    )
+    assert reverify().exit_code == 1
+    [kept] = lines_in(tmp_path / "new.jsonl")
+    assert kept["_ng_task_index"] == kept["_ng_rollout_index"] == 0
+    assert (kept["agent_ref"], kept["skills_ref"]) == (rows[0]["agent_ref"], rows[0]["skills_ref"])
+    assert kept["ng_trajectory"] == {"gaps": []}
+    assert keys_in(tmp_path / "new_failures.jsonl") == [(1, 0), (3, 0)]
+    [sent] = environment.metric_requests
+    assert sent["verify_responses"][0].keys().isdisjoint(observed)
+    environment.verified.clear()
+    reverify("+resume_from_cache=true", "+max_attempts=5")
+    assert sorted(sent["_ng_task_index"] for sent in environment.verified) == [1, 2]
+
+
 def test_all_stored_responses_are_those_of_the_failures_too(
     tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
 ) -> None:
@@ -259,6 +327,7 @@ def test_all_stored_responses_are_those_of_the_failures_too(
     [
         (["+append=true"], "append needs +judge_failed_only=true"),
         (["+overwrite=true", "+resume_from_cache=true"], "contradict each other"),
+        (["+overwrite=true", "+append=true", "+judge_failed_only=true"], "contradict each other"),
         (["+output_jsonl_fpath=old.jsonl"], "belongs to the run that is scored again"),
         (["+rollouts_jsonl_fpath=gone.jsonl"], "gone.jsonl does not exist"),
         (["+materialized_inputs_jsonl_fpath=gone.jsonl"], "gone.jsonl does not exist"),
@@ -284,6 +353,10 @@ def test_rollouts_of_other_rows_are_refused(tmp_path: Path, environment: FakeEnv
     done = reverify()
     assert done.exit_code == 2
     assert "1 of the 3 rollouts of old.jsonl have no row" in done.stderr
+    write_run(tmp_path, rows[1:], [rollout(row, "right", 1.0) for row in rows[1:]], failures_of(rows * 2)[:1])
+    done = reverify("+judge_failed_only=true")
+    assert done.exit_code == 2
+    assert "1 of the 1 rollouts of old_failures.jsonl have no row" in done.stderr
 
 
 def test_several_environments_and_no_agent_that_names_one(

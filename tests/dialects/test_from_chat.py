@@ -110,25 +110,27 @@ def test_a_completion_of_vllm_becomes_a_response() -> None:
     }
 
 
-def test_details_of_the_usage_are_told_when_the_provider_tells_them() -> None:
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 1}}, (4, 1)),
+        ({"cached_input_tokens": 4, "reasoning_output_tokens": 1}, (4, 1)),
+        ({"cache_read_input_tokens": 4}, (4, 0)),
+        ({"prompt_tokens_details": {"cached_tokens": 3}, "cached_input_tokens": 4}, (3, 0)),
+    ],
+)
+def test_details_of_the_usage_are_told_when_the_provider_tells_them(
+    details: dict[str, Any], expected: tuple[int, int]
+) -> None:
     answer = completion({"content": "hi"})
-    usage = {
-        "prompt_tokens": 5,
-        "completion_tokens": 2,
-        "total_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 4},
-        "completion_tokens_details": {"reasoning_tokens": 1},
-    }
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 9, **details}
     told = NeMoGymChatCompletion.model_validate({**answer.model_dump(), "usage": usage})
 
     got = response(told).usage
 
     assert got is not None
-    assert (got.total_tokens, got.input_tokens_details.cached_tokens, got.output_tokens_details.reasoning_tokens) == (
-        9,
-        4,
-        1,
-    )
+    assert got.total_tokens == 9
+    assert (got.input_tokens_details.cached_tokens, got.output_tokens_details.reasoning_tokens) == expected
     assert response(NeMoGymChatCompletion.model_validate({**answer.model_dump(), "usage": None})).usage is None
 
 

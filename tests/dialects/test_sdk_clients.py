@@ -12,6 +12,8 @@ import anthropic
 import openai
 import pytest
 
+from nemo_gym.responses_streaming import sanitize_streaming_responses_body
+
 SERVER = Path(__file__).with_name("speaking_server.py")
 WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL: Any = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": False}
@@ -183,6 +185,9 @@ def test_a_message_that_was_cut_off_says_so(anthropic_sdk: anthropic.Anthropic) 
         ([{"type": "search_result", "source": "x", "title": "t", "content": []}], "search_result"),
         ([{"type": "image", "source": {"type": "base64", "media_type": "image/tiff", "data": ""}}], "image/tiff"),
         (7, "text or a list of blocks"),
+        ([{"type": "text"}], "a block lacks its 'text'"),
+        ([{"type": "tool_use", "name": "t", "input": {}}], "a block lacks its 'id'"),
+        ([{"type": "tool_result", "tool_use_id": "c", "content": 7}], "no Messages request"),
     ],
 )
 def test_what_has_no_form_is_refused_in_the_words_of_the_messages_api(
@@ -228,6 +233,9 @@ def test_a_client_with_namespaces_and_items_of_its_own_is_understood() -> None:
     with speaking("responses") as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         more: Any = {"client_metadata": {"x": 1}}
         events = list(client.responses.create(model="m", input=items, tools=[space], stream=True, extra_body=more))
+    earlier = {"type": "function_call", "call_id": "c", "name": "weather", "namespace": "crm", "arguments": "{}"}
+    (sent_back,) = sanitize_streaming_responses_body({"input": [earlier], "stream": True})[0]["input"]
+    assert sent_back == {"type": "function_call", "call_id": "c", "name": "crm__weather", "arguments": "{}"}
 
     assert events[-1].type == "response.completed"
     response = events[-1].response
@@ -289,3 +297,61 @@ def test_a_responses_request_can_be_asked_of_an_endpoint_that_speaks_messages() 
     stored = asked.model_copy(update={"previous_response_id": "resp_1"})
     with pytest.raises(NotImplementedError, match="previous_response_id"):
         converter.responses_to_anthropic(stored, "m", 1, None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("auto", "auto"), ("none", "none"), ("any", "required"), ("tool", {"type": "function", "name": "weather"})],
+)
+def test_everything_that_a_messages_request_says_is_asked(choice: str, expected: Any) -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aa"}}
+    body = {
+        "model": "claude",
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3,
+        "stop_sequences": ["END"],
+        "metadata": {"user_id": "u"},
+        "system": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+        "tools": [{"name": "weather"}],
+        "tool_choice": {"type": choice, "name": "weather", "disable_parallel_tool_use": True},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "look"}, picture]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "signed"},
+                    {"type": "text", "text": "I ask"},
+                    {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Oslo"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
+        ],
+    }
+    from nemo_gym.anthropic_converter import AnthropicConverter
+
+    asked = AnthropicConverter().anthropic_request_to_responses(body).model_dump(mode="json", exclude_unset=True)
+
+    kinds = [item["type"] for item in asked["input"]]
+    assert kinds == ["message", "reasoning", "message", "function_call", "function_call_output"]
+    look, thought, said, call, output = asked.pop("input")
+    assert [part["type"] for part in look["content"]] == ["input_text", "input_image"]
+    assert look["content"][1]["image_url"] == "data:image/png;base64,aa"
+    assert (thought["summary"][0]["text"], thought["encrypted_content"]) == ("hm", "signed")
+    assert (said["role"], said["content"]) == ("assistant", "I ask")
+    assert (call["call_id"], call["name"], json.loads(call["arguments"])) == ("c", "weather", {"city": "Oslo"})
+    assert (output["call_id"], output["output"]) == ("c", "rain")
+    assert json.loads(asked.pop("metadata")["extra_body"]) == {"stop": ["END"], "top_k": 3}
+    schema = {"type": "object", "properties": {}}
+    assert asked == {
+        "model": "claude",
+        "max_output_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "user": "u",
+        "instructions": "one\ntwo",
+        "tools": [{"type": "function", "name": "weather", "strict": False, "parameters": schema}],
+        "tool_choice": expected,
+        "parallel_tool_calls": False,
+    }

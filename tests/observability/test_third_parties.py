@@ -33,11 +33,20 @@ ENVIRONMENT = """
     class Told(BaseVerifyResponse):
         model_config = ConfigDict(extra="allow")
 
+    class NotesPaths:
+        # It has all others below it, so it sees what was sent.
+        def __init__(self, app):
+            self.app = app
+
+        async def __call__(self, scope, receive, send):
+            await self.app({**scope, "sent_to": scope.get("path")}, receive, send)
+
     class GymEnvironment(SimpleResourcesServer):
         config: Config
 
         def setup_webserver(self) -> FastAPI:
             app = super().setup_webserver()
+            app.add_middleware(NotesPaths)
             app.post("/reset")(self.reset)
             app.post("/step")(self.step)
             return app
@@ -45,8 +54,9 @@ ENVIRONMENT = """
         async def reset(self, request: Request) -> dict:
             return {"observation": "start", "rollout": current_rollout_id(), "path": request.url.path}
 
-        async def step(self, body: dict) -> dict:
-            return {"observation": body["action"], "terminated": True, "rollout": current_rollout_id()}
+        async def step(self, request: Request, body: dict) -> dict:
+            seen = {"rollout": current_rollout_id(), "sent_to": request.scope["sent_to"]}
+            return {"observation": body["action"], "terminated": True, **seen}
 
         async def verify(self, body: Asked) -> Told:
             answer = await self.server_client.post(
@@ -230,7 +240,10 @@ def write_servers(root: Path) -> None:
 
 
 def data_of(root: Path, agent: str) -> dict[str, Any]:
-    asked = {"input": [{"role": "user", "content": f"Which city is the capital of Norway, {agent}?"}]}
+    asked: dict[str, Any] = {"input": [{"role": "user", "content": f"Which city is the capital of Norway, {agent}?"}]}
+    if agent == "simple_agent":
+        action = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+        asked["tools"] = [{"type": "function", "name": "step", "parameters": action, "strict": True}]
     write_rows(root / f"{agent}.jsonl", [{"responses_create_params": asked}])
     return {"name": agent, "type": "example", "jsonl_fpath": str(root / f"{agent}.jsonl")}
 
@@ -297,7 +310,8 @@ def test_an_environment_knows_the_rollout_it_serves_and_so_does_its_judge(
 ) -> None:
     record = observed[1]["url_agent"]
     assert record["reset"] == {"observation": "start", "rollout": "2-0", "path": "/reset"}
-    assert record["step"] == {"observation": "left", "terminated": True, "rollout": "2-0"}
+    seen = {"rollout": "2-0", "sent_to": "/ng-rollout/2-0/step"}
+    assert record["step"] == {"observation": "left", "terminated": True, **seen}
     assert record["judged_for"] == "2-0"
 
 
@@ -318,9 +332,14 @@ def test_a_harness_that_speaks_anthropics_api_is_captured_call_by_call(
 def test_simple_agent_tells_its_turns(observed: tuple[Path, dict[str, dict[str, Any]]]) -> None:
     record = observed[1]["simple_agent"]
     trajectory = TrajectoryRecord.model_validate(record["ng_trajectory"])
-    (turn,) = trajectory.turns
-    assert turn.resolved is True
+    turn, last = trajectory.turns
+    assert [(each.turn_no, each.step_count, each.resolved) for each in trajectory.turns] == [(1, 1, None), (2, 1, True)]
     assert turn.question == [{**record["responses_create_params"]["input"][0], "type": "message"}]
+    assert turn.answer[0]["name"] == "step"  # type: ignore[index]
+    assert [item["type"] for item in last.question] == ["message", "function_call", "function_call_output"]  # type: ignore[union-attr]
+    (tool,) = trajectory.tool_calls
+    assert (tool.tool_name, tool.status, tool.timing_source) == ("step", "completed", "executor")
+    assert '"terminated":true' in str(tool.output)
     (invocation,) = trajectory.invocations
     assert (invocation.invocation_id, invocation.status) == ("root", "completed")
     captured = record["ng_model_call_capture"]["calls"][0]

@@ -195,9 +195,12 @@ def test_trackers_get_neither_trajectories_nor_what_was_said(tmp_path: Path) -> 
     paths = RolloutPaths(tmp_path / "out.jsonl")
     plain = b'{"reward":1.0}'
     paths.failures.touch()
-    paths.rollouts.write_bytes(orjson.dumps(record) + b"\n" + plain + b"\n")
+    odd = {"reward": 1.0, "ng_model_call_capture": {"calls": [{"model_call_id": "a"}, "what was said"]}}
+    paths.rollouts.write_bytes(orjson.dumps(record) + b"\n" + plain + b"\n" + orjson.dumps(odd) + b"\n")
 
-    observed, other = lines_to_upload(paths)
+    observed, other, of_the_odd = lines_to_upload(paths)
+
+    assert of_the_odd == plain
 
     assert other == plain
     sent = orjson.loads(observed)

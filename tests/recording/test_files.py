@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,26 @@ def test_recording_stops_at_its_bound_and_says_so(tmp_path: Path, caplog: pytest
     assert 2 <= sum(frame is not None for frame in kept) <= 5
     assert sum(path.stat().st_size for path in call_files(tmp_path)) <= room
     assert caplog.text.count(f"has reached max_bytes={room}") == 1
+
+
+def test_a_disk_that_takes_half_a_call_leaves_no_half_of_it(tmp_path: Path) -> None:
+    old, frames = write(tmp_path, range(1))
+    old.unlink()
+    room = 2 * frames[0].size + 20
+    process = multiprocessing.get_context("fork").Process(target=_write_with_room, args=(tmp_path, room))
+    process.start()
+    process.join(60)
+
+    assert process.exitcode == 0
+    [path] = call_files(tmp_path)
+    assert path.stat().st_size == 2 * frames[0].size
+    assert len(scan(path, verify=True).frames) == 2
+
+
+def _write_with_room(folder: Path, room: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    _, kept = write(folder, range(5))
+    assert len(kept) == 2
 
 
 def test_a_folder_that_vanishes_ends_recording_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -123,6 +123,12 @@ def test_a_damaged_call_is_asked_for_again_by_auto_and_named_by_replay(
         ask(recorder(tmp_path, "replay"))
     assert ask(recorder(tmp_path, "auto")) is None
     assert f"{path.name}, offset 0" in caplog.text
+    assert "the recording is damaged" not in caplog.text  # the heads are whole, and what they tell of is not read yet
+
+    data[8] ^= 1
+    path.write_bytes(data)
+    recorder(tmp_path, "auto")
+    assert f"the recording is damaged: {path}, offset 0: the head of a call is damaged" in caplog.text
 
 
 def test_settings_that_shape_answers_count_and_others_do_not(tmp_path: Path) -> None:
@@ -190,6 +196,8 @@ def test_generated_ids_and_times_do_not_tell_requests_apart() -> None:
     first = conversation("call_1", "at 2026-01-02T03:04:05.678Z in 0f8fad5b-d9cb-469f-a165-70867728950e")
     other = conversation("call_zX9", "at 2027-11-12 13:14:15+02:00 in 7c9e6679-7425-40de-944b-e07fc1f90ae7")
     assert key_bytes(text=first) == key_bytes(text=other)
+    times = [conversation("c", f"at {time}") for time in ("2026-01-02T03:04:05Z", "2027-11-12 13:14:15,5")]
+    assert key_bytes(text=times[0]) == key_bytes(text=times[1])
     hexadecimal = [conversation("c", f"session {digits * 8}") for digits in ("0a1b", "9f8e")]
     assert key_bytes(text=hexadecimal[0]) == key_bytes(text=hexadecimal[1])
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemo_gym.errors import ConfigError
@@ -195,6 +195,13 @@ def _collect(config: RolloutCollectionConfig, stop_after: int = 999) -> list[Key
 
 @settings(max_examples=250, deadline=None)
 @given(rows=_ROWS, options=_OPTIONS, earlier=_EARLIER, shards=st.integers(1, 3))
+@example([{"q": n} for n in range(14)], {"num_repeats": 1, "sample": 4, "limit": 3}, _Earlier({}, set()), 2)
+@example(
+    [{"q": n, "level": n % 3} for n in range(14)],
+    {"num_repeats": 2, "shuffle_seed": 1, "sample": 6, "sample_by": "level", "limit": 3},
+    _Earlier({}, set()),
+    3,
+)
 def test_a_selection_is_what_its_definition_says_in_one_piece_and_in_shards(
     rows: list[Row], options: Row, earlier: _Earlier, shards: int
 ) -> None:

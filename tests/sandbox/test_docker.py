@@ -55,6 +55,7 @@ def test_a_sandbox_lives_from_start_to_stop(docker: StandIn, tmp_path: Path) -> 
             assert await sandbox.status() is SandboxStatus.RUNNING
             done = await sandbox.exec("cat deep/task.txt; echo $COLOUR $SIZE; echo oh >&2; exit 3", env={"SIZE": "5"})
             assert (done.stdout, done.stderr, done.return_code, done.error_type) == ("do itblue 5\n", "oh\n", 3, None)
+            assert (await sandbox.exec("echo $COLOUR", env={"COLOUR": "red"})).stdout == "red\n"
             (tmp_path / "here.bin").write_bytes(bytes(range(256)))
             await sandbox.upload(tmp_path / "here.bin", "new/there.bin")
             assert (await sandbox.exec("wc -c < new/there.bin")).stdout == "256\n"
@@ -187,6 +188,16 @@ def test_what_cannot_be_made_is_said_and_removed(
 
     asyncio.run(use())
     assert docker.containers() == {}
+
+
+def test_no_value_of_a_variable_is_in_what_is_said(docker: StandIn, tmp_path: Path) -> None:
+    async def use() -> None:
+        wanted = spec(tmp_path, image="missing/hunter22", env={"PASSWORD": "hunter22"})
+        async with AsyncSandbox({"docker": {}}, wanted) as sandbox:
+            with pytest.raises(SandboxCreateError, match=r"pull access denied for missing/\*{4}"):
+                await sandbox.start()
+
+    asyncio.run(use())
 
 
 def test_a_start_that_is_given_up_leaves_no_container(docker: StandIn, tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def test_a_call_is_made_in_the_session_and_counts_as_its_use_until_it_ends() -> 
     assert "a session that this server does not have" in lost["content"][0]["text"]
 
 
+class Elsewhere(Tools):
+    async def seed_session(self, body: Any = Body()) -> dict[str, Any]:  # type: ignore[override]
+        return {"mcp": {"server_name": "another", "url_path": "/theirs", "headers": {}}}
+
+
+def test_a_server_that_says_itself_where_its_tools_are_has_the_last_word() -> None:
+    said = client_of(server(Elsewhere)).post("/seed_session", json=ROW).json()
+    assert said == {"mcp": {"server_name": "another", "url_path": "/theirs", "headers": {}}}
+
+
 def test_tokens_of_one_run_are_known_to_its_other_processes_and_to_no_other_server() -> None:
     headers = client_of(server()).post("/seed_session", json=ROW).json()["mcp"]["headers"]
     same, other = server(), server()

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import httpx
 import pytest
 
+from nemo_gym.base_responses_api_model import CaptureStore
 from nemo_gym.rl import completion_of_capture
 from nemo_gym.server_utils import ServerClient, rollout_path_prefix
 from nemo_gym.token_id_capture.delivery import finalize_rollout_token_capture, retire_rollout_token_capture
@@ -28,7 +29,11 @@ Harness = Callable[..., None]
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[Harness]:
     """Runs a conversation in Chat Completions, sending back nothing but roles, texts and tool calls."""
-    settings = {"token_id_capture": {"enabled": True, "dir": str(tmp_path / "tokens")}}
+    settings = {
+        "token_id_capture": {"enabled": True, "dir": str(tmp_path / "tokens")},
+        "observability_enabled": True,
+        "model_call_capture_dir": str(tmp_path / "calls"),
+    }
     with ExitStack() as up:
 
         def run(
@@ -86,6 +91,9 @@ def test_one_conversation_gets_its_tokens_back_and_is_retired(harness: Harness, 
     assert all(item["generation_token_ids"] for item in items)
     assert "mask_sample" not in result
     assert result["_ng_token_capture"]["n_calls"] == 3
+    captured = CaptureStore(tmp_path / "calls").read("7-0")
+    kept = asyncio.run(store.freeze("7-0")).entries
+    assert [call["model_call_id"] for call in captured] == [entry.model_call_id for entry in kept]
     assert asyncio.run(retire_rollout_token_capture("7-0", store, built))
 
 

@@ -49,6 +49,8 @@ def test_the_longest_beginning_is_the_parent() -> None:
         [call("a", [1], [2]), call("b", [1, 2], [3]), call("c", [1, 2, 3, 4], [5]), call("d", [1, 2, 9], [5])]
     )
     assert sorted(ids(out)) == [["a", "b", "c"], ["a", "d"]]
+    shorter_but_later = [call("a", [1], [2, 3, 4, 5]), call("b", [1, 2], [3]), call("c", [1, 2, 3, 4, 5, 6], [7])]
+    assert sorted(ids(run_builder(shorter_but_later))) == [["a", "c"], ["b"]]
 
 
 def test_of_tries_of_one_call_those_that_were_gone_on_with_count() -> None:

@@ -256,6 +256,8 @@ def test_the_configured_sink_comes_before_the_installed_one_and_that_before_the_
         ({"enabled": True, "dir": "/tmp", "fraction": 1}, "token_id_capture.fraction: Extra inputs"),
         ({"enabled": True, "sink": "no.such.module:X"}, "cannot be loaded"),
         ({"enabled": True, "sink": "json:JSONDecoder"}, "is no sink: it lacks put, mark_incomplete, close"),
+        ({"enabled": True, "sink": "os:path"}, "cannot be made with token_id_capture.sink_kwargs"),
+        ({"enabled": True, "sink": "json:JSONDecoder", "sink_kwargs": {"x": 1}}, "unexpected keyword argument 'x'"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_one_sentence(block: dict[str, Any], words: str) -> None:

@@ -79,6 +79,13 @@ def test_an_exporter_that_cannot_be_opened_is_left_out(caplog: pytest.LogCapture
     assert "the exporter mine is configured but could not be opened: no network" in caplog.text
 
 
+def test_settings_that_are_none_leave_the_others_open(caplog: pytest.LogCaptureFixture) -> None:
+    config = OmegaConf.create({"wandb_project": {"a": 1}, "wandb_name": "n", "wandb_api_key": "k", "mine": "yes"})
+    assert [exporter.name for exporter in exporters.setup_exporters(config)] == ["mine"]
+    exporters.teardown_exporters()
+    assert "the exporter wandb is configured but could not be opened: 1 validation error" in caplog.text
+
+
 def test_the_trackers_of_this_package_are_exporters() -> None:
     from nemo_gym.exporters.mlflow import MLflowExporter
     from nemo_gym.exporters.wandb import WandbExporter

@@ -78,13 +78,9 @@ class RolloutReverificationConfig(UploadRolloutsConfigMixin, BaseNeMoGymCLIConfi
             raise ValueError(
                 "append needs +judge_failed_only=true or +failed_only=true: it adds verdicts, and keeps others"
             )
-        for given, other in (
-            ("append", "overwrite"),
-            ("resume_from_cache", "overwrite"),
-            ("resume_from_cache", "append"),
-        ):
-            if getattr(self, given) and getattr(self, other):
-                raise ValueError(f"+{given}=true and +{other}=true contradict each other; leave one out")
+        for given in ("append", "resume_from_cache"):
+            if getattr(self, given) and self.overwrite:
+                raise ValueError(f"+{given}=true and +overwrite=true contradict each other; leave one out")
         return self
 
     @property
