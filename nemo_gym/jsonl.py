@@ -157,7 +157,7 @@ def _as_written(value: Any) -> orjson.Fragment:
 
 def _read(value: Any) -> Any:
     if isinstance(value, Unread):
-        return orjson.loads(value.written)
+        return parse(value.written)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 

@@ -55,7 +55,7 @@ from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.session import over_aiohttp
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
-from nemo_gym.schemas.wire import LONG_BYTES, WRITTEN_BY_US, with_lists_unread
+from nemo_gym.schemas.wire import LONG_BYTES, WRITTEN_BY_US, with_account_unread, with_lists_unread
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ _FOR_ANYONE = frozenset(
 """Headers that may go to whomever a server names."""
 _OF_ONE_ORIGIN = frozenset({"auth", "cookies"})
 _SHORTEST_SECRET = 6
+_END_OF_ACCOUNT = b"]}}"
 """What is shorter is no secret worth the name, and would turn up in any text."""
 
 
@@ -340,10 +341,15 @@ async def get_response_json(response: ClientResponse) -> Any:
 
 
 async def get_json_to_store(response: ClientResponse) -> Any:
-    """The same for whoever only stores it: long lists of token ids stay as they are written, if that is our writing."""
+    """The same for whoever only stores it: what is long, and our writing, stays as it is written.
+
+    That is an agent's account of a rollout, or else lists of token ids.
+    """
     body = await whole_body(response)
     stored = None
-    if len(body) >= LONG_BYTES and WRITTEN_BY_US in getattr(response, "raw_headers", ()):
+    if body[-3:] == _END_OF_ACCOUNT:
+        stored = with_account_unread(body, getattr(response, "raw_headers", ()))
+    if stored is None and len(body) >= LONG_BYTES and WRITTEN_BY_US in getattr(response, "raw_headers", ()):
         stored = with_lists_unread(body)
     return parse_json(body, response) if stored is None else stored
 

@@ -4,7 +4,7 @@ Numbers that an endpoint does not tell stay unknown: null is not 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +14,15 @@ from nemo_gym.observability.store import CaptureStore
 
 PAYLOADS = ("request", "response", "request_raw", "response_raw")
 _RAW = "_raw"
+_NUMBERS = (int, float)
+_START, _ASKED, _SAID = b'{"model_call_id":"', b',"request":', b',"response":'
+_PLAIN_USAGE = {
+    "input_tokens",
+    "input_tokens_details",
+    "output_tokens",
+    "output_tokens_details",
+    "total_tokens",
+}
 _SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens", "latency_total_ms")
 _STATUS_CATEGORIES = {
     401: "auth",
@@ -68,7 +77,35 @@ def category_of_status(status: int) -> str | None:
 
 def extract_token_stats(usage: Any) -> dict[str, int | None]:
     """The tokens that a `usage` of any dialect tells."""
-    told = usage if isinstance(usage, Mapping) else {}
+    if type(usage) is not dict:
+        usage = usage if isinstance(usage, Mapping) else {}
+    elif usage.keys() == _PLAIN_USAGE and (plain := _plain_stats(usage)) is not None:
+        return plain
+    return _any_stats(usage)
+
+
+def _plain_stats(usage: dict[str, Any]) -> dict[str, int | None] | None:
+    """Those of a usage of the Responses API that tells all of them; None for another."""
+    read, written, total = usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]
+    of_input, of_output = usage["input_tokens_details"], usage["output_tokens_details"]
+    if not (type(of_input) is type(of_output) is dict and len(of_input) == len(of_output) == 1):
+        return None
+    cached, reasoning = of_input.get("cached_tokens"), of_output.get("reasoning_tokens")
+    if not (type(read) is type(written) is type(total) is type(cached) is type(reasoning) is int):
+        return None
+    if min(read, written, total, cached, reasoning) < 0:
+        return None
+    return {
+        "tokens_in": read,
+        "tokens_out": written,
+        "tokens_total": total,
+        "tokens_reasoning": reasoning,
+        "cached_tokens": cached,
+        "cache_creation_tokens": None,
+    }
+
+
+def _any_stats(told: Mapping[str, Any]) -> dict[str, int | None]:
     read = _first(told, "input_tokens", "prompt_tokens")
     created = _first(told, "cache_creation_input_tokens")
     beside = [count for count in (_first(told, "cache_read_input_tokens"), created) if count is not None]
@@ -111,12 +148,20 @@ def build_model_call_record(exchange: Mapping[str, Any], *, call_index: int) -> 
 
 def call_fields(exchange: Mapping[str, Any], call_index: int) -> dict[str, Any]:
     """The same as plain JSON, all fields in their order."""
-    response = _object(exchange.get("response")) or {}
-    request = _object(exchange.get("request")) or {}
+    request, response = _object(exchange.get("request")), _object(exchange.get("response"))
+    payloads = request, response, exchange.get("request_raw"), exchange.get("response_raw")
+    head, tail = _fields_around(exchange, response or {}, request or {}, call_index)
+    return head | dict(zip(PAYLOADS, payloads, strict=True)) | tail
+
+
+def _fields_around(
+    exchange: Mapping[str, Any], response: dict[str, Any], request: dict[str, Any], call_index: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields that come before what was asked and said, and those after."""
     stats = extract_token_stats(response.get("usage"))
     cached = stats["cached_tokens"]
     calls, thoughts = _tool_calls_and_thoughts(response)
-    return {
+    head = {
         "model_call_id": exchange.get("model_call_id"),
         "response_id": _text(response.get("id")),
         "call_index": call_index,
@@ -132,10 +177,8 @@ def call_fields(exchange: Mapping[str, Any], call_index: int) -> dict[str, Any]:
         "tokens_out": stats["tokens_out"],
         "tokens_reasoning": stats["tokens_reasoning"],
         "tokens_total": stats["tokens_total"],
-        "request": _object(exchange.get("request")),
-        "response": _object(exchange.get("response")),
-        "request_raw": exchange.get("request_raw"),
-        "response_raw": exchange.get("response_raw"),
+    }
+    return head, {
         "tool_calls": calls,
         "reasoning_content": "\n".join(thoughts) or None,
         "cache_hit": None if cached is None else cached > 0,
@@ -147,6 +190,33 @@ def call_fields(exchange: Mapping[str, Any], call_index: int) -> dict[str, Any]:
     }
 
 
+class UnreadCall(NamedTuple):
+    """A captured call, what was asked and said as it is written."""
+
+    fields: dict[str, Any]
+    """Without payloads."""
+    request: bytes
+    response: bytes
+
+
+def left_unread(line: bytes, call_index: int) -> UnreadCall | None:
+    """A line of a capture, of which the request is not read; None unless it is one that a model server wrote so.
+
+    Model servers put a space before what is not their own writing. A line that another one broke off in has two starts.
+    """
+    asked, said = line.find(_ASKED), line.rfind(_SAID)
+    request, response = line[asked + len(_ASKED) : said], line[said + len(_SAID) : -1]
+    if not line.startswith(_START) or request[:1] != b"{" or response[:1] != b"{" or _START in request:
+        return None
+    try:
+        exchange = orjson.loads(line[:asked] + line[said:])  # fails unless both are where they seem to be
+    except orjson.JSONDecodeError:
+        return None
+    head, tail = _fields_around(exchange, exchange["response"], {}, call_index)
+    is_whole = head["model"] is not None and next(reversed(exchange)) == "response"
+    return UnreadCall(head | tail, request, response) if is_whole else None
+
+
 def _object(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
@@ -156,11 +226,14 @@ def _text(value: Any) -> str | None:
 
 
 def _finish_reason(response: Mapping[str, Any]) -> str | None:
+    if isinstance(reason := response.get("stop_reason"), str):
+        return reason
     choices = response.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    details = _object(response.get("incomplete_details")) or {}
-    told = (response.get("stop_reason"), first.get("finish_reason"), details.get("reason"))
-    return next((reason for reason in told if isinstance(reason, str)), None)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if isinstance(first, dict) and isinstance(reason := first.get("finish_reason"), str):
+        return reason
+    details = response.get("incomplete_details")
+    return _text(details.get("reason")) if isinstance(details, dict) else None
 
 
 def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -168,9 +241,10 @@ def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for item in _objects(response.get("output")):
-        if item.get("type") == "function_call":
+        kind = item.get("type")
+        if kind == "function_call":
             calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
-        elif item.get("type") == "reasoning":
+        elif kind == "reasoning":
             thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
     for choice in _objects(response.get("choices"))[:1]:
         message = _object(choice.get("message")) or {}
@@ -187,8 +261,8 @@ def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str
     return calls, thoughts
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+def _objects(value: Any) -> Sequence[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
 
 
 def _call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
@@ -232,7 +306,7 @@ def summed(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     given = list(calls)
     sums: dict[str, Any] = {}
     for name in _SUMMED:
-        told = [value for call in given if isinstance(value := call.get(name), int | float)]
+        told = [value for call in given if isinstance(value := call.get(name), _NUMBERS)]
         sums[name] = sum(told) if told else None
     if isinstance(sums["latency_total_ms"], float):
         sums["latency_total_ms"] = round(sums["latency_total_ms"], 2)

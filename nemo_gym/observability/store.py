@@ -25,6 +25,7 @@ from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
 logger = logging.getLogger(__name__)
 
 _FIT_ID = re.compile(r"[A-Za-z0-9._-]+")
+_PORTION_BYTES = 1 << 16
 _SUFFIX, _INCOMPLETE_SUFFIX = ".capture.jsonl", ".capture.incomplete"
 
 
@@ -138,15 +139,24 @@ class CaptureStore:
             raise ValueError(f"{self.path_for(rollout_id)}: {invalid} damaged lines")
         return [call for _, call in calls]
 
+    def lines(self, rollout_id: str) -> list[bytes]:
+        """The calls of a rollout as they are written."""
+        try:
+            file = os.open(f"{self._start}{_fit(rollout_id)}{_SUFFIX}", os.O_RDONLY)
+        except FileNotFoundError:
+            return []
+        try:
+            content = os.read(file, _PORTION_BYTES)
+            if len(content) == _PORTION_BYTES:
+                content += b"".join(iter(lambda: os.read(file, _PORTION_BYTES), b""))
+        finally:
+            os.close(file)
+        return [line for line in content.split(b"\n") if line]
+
     def read_available(self, rollout_id: str) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         """The calls that can be read, each with the number of its line, and how many cannot."""
-        try:
-            with open(f"{self._start}{_fit(rollout_id)}{_SUFFIX}", "rb", 0) as file:  # noqa: PTH123 - cheaper
-                content = file.read()
-        except FileNotFoundError:
-            return [], 0
         calls: list[tuple[int, dict[str, Any]]] = []
-        lines = [line for line in content.split(b"\n") if line]
+        lines = self.lines(rollout_id)
         for number, line in enumerate(lines):
             with contextlib.suppress(ValueError):
                 call = parse(line)

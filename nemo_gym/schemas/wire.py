@@ -9,7 +9,7 @@ reverse) would train on something else than what was generated, so part of a bun
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypeVar, get_args
 
 import orjson
@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from nemo_gym.jsonl import Unread
-from nemo_gym.keys import OBSERVED_KEYS
+from nemo_gym.jsonl import Unread, parse
+from nemo_gym.keys import OBSERVED_KEYS, TRAJECTORY_KEY
 
 _Model = TypeVar("_Model", bound=BaseModel)
 REQUIRED_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -37,6 +37,9 @@ LONG_BYTES = 16_384
 """Of JSON, from which on it pays to leave its lists of numbers as they are."""
 WRITTEN_BY_US = (b"x-nemo-gym-json", b"compact")
 """The header of a long answer whose numbers are written as orjson writes them: to be stored they need not be read."""
+ACCOUNT_BYTES = b"x-nemo-gym-account-bytes"
+"""The header of an agent's answer that ends with an account written by orjson: how long that is."""
+_ACCOUNT_KEY = b',"%b":' % TRAJECTORY_KEY.encode()
 _LIST = re.compile(rb'"(?:%b)":\[' % "|".join(REQUIRED_TOKEN_FIELDS).encode())
 _IN_LISTS = b"0123456789.,-+eEnul"
 _HOLDERS = (("response", "output"), ("responses_create_params", "input"))
@@ -235,8 +238,29 @@ def _put_back(record: Any, lists: list[Unread]) -> bool:
     return not left
 
 
+def with_account_unread(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Any:
+    """What the answer of an agent says, with its account as it is written there.
+
+    None when the headers do not say that there is one at the end: then all of it is to be read.
+    """
+    length = next((value for name, value in headers if name == ACCOUNT_BYTES), None)
+    if length is None:
+        return None
+    try:
+        start = len(body) - len(b"}") - int(length)
+        if not body.endswith(_ACCOUNT_KEY, 0, start):
+            return None
+        record = orjson.loads(body[: start - len(_ACCOUNT_KEY)] + b"}")
+    except ValueError:
+        return None
+    record[TRAJECTORY_KEY] = Unread(body[start:-1])
+    return record
+
+
 def with_lists_read(record: Any) -> Any:
-    """The same record, in which what `with_lists_unread` left is read after all."""
+    """The same record, in which what `with_lists_unread` and `with_account_unread` left is read after all."""
+    if isinstance(record, dict) and isinstance(account := record.get(TRAJECTORY_KEY), Unread):
+        record[TRAJECTORY_KEY] = parse(account.written)
     for item, field, value in _lists_in(record):
         if isinstance(value, Unread):
             item[field] = orjson.loads(value.written)

@@ -19,6 +19,7 @@ import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,7 +48,17 @@ _LONGEST_MARK = 64
 class _Call:
     """A model call under way."""
 
-    __slots__ = ("began_s", "dialect", "first_s", "is_kept", "is_read", "request", "rollout_id", "started_at")
+    __slots__ = (
+        "began_s",
+        "dialect",
+        "first_s",
+        "is_kept",
+        "is_ours",
+        "is_read",
+        "request",
+        "rollout_id",
+        "started_at",
+    )
 
     def __init__(self, rollout_id: str, dialect: str, request: bytes) -> None:
         self.rollout_id = rollout_id
@@ -60,6 +71,8 @@ class _Call:
         self.is_kept = False
         self.is_read = False
         """Whether an endpoint has read the request as the JSON object that it is."""
+        self.is_ours = False
+        """Whether the JSON of the request is our own writing."""
 
 
 class ModelCallCapture:
@@ -83,6 +96,7 @@ class ModelCallCapture:
         if dialect is None:
             return await call.answer(scope, body, receive, content)
         under_way = _Call(rollout_of_caller() or "", dialect, json_bytes(content) if content is not None else body)
+        under_way.is_ours = isinstance(content, BaseModel)
         try:
             answer = await call.answer(scope, body, receive, content)
         except BaseException as error:
@@ -110,6 +124,8 @@ class ModelCallCapture:
         """Write a call down, with the answer it got; `is_object` says that this is known to be a JSON object."""
         category = category_of_status(status)
         response, raw = _as_object(body, is_known=is_object), b""
+        if response is not None and not is_object:
+            response = b" " + response
         if is_stream:
             streamed = rebuilt(call.dialect, body)
             response = None if streamed.response is None else orjson.dumps(streamed.response)
@@ -131,6 +147,8 @@ class ModelCallCapture:
         took_s = time.perf_counter() - call.began_s
         ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
         request = _as_object(call.request, is_known=call.is_read)
+        if request is not None and not call.is_ours:
+            request = b" " + request  # by which whoever folds it sees that it is another's writing
         line = (
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
             b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
