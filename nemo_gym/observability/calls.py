@@ -15,7 +15,7 @@ from nemo_gym.observability.store import CaptureStore
 PAYLOADS = ("request", "response", "request_raw", "response_raw")
 _RAW = "_raw"
 _NUMBERS = (int, float)
-_START, _ASKED, _SAID = b'{"model_call_id":"', b',"request":', b',"response":'
+_ASKED, _SAID = b'"request":{', b'"response":{'
 _PLAIN_USAGE = {
     "input_tokens",
     "input_tokens_details",
@@ -149,44 +149,54 @@ def build_model_call_record(exchange: Mapping[str, Any], *, call_index: int) -> 
 def call_fields(exchange: Mapping[str, Any], call_index: int) -> dict[str, Any]:
     """The same as plain JSON, all fields in their order."""
     request, response = _object(exchange.get("request")), _object(exchange.get("response"))
-    payloads = request, response, exchange.get("request_raw"), exchange.get("response_raw")
-    head, tail = _fields_around(exchange, response or {}, request or {}, call_index)
-    return head | dict(zip(PAYLOADS, payloads, strict=True)) | tail
+    payloads = {
+        "request": request,
+        "response": response,
+        "request_raw": exchange.get("request_raw"),
+        "response_raw": exchange.get("response_raw"),
+    }
+    return _fields(exchange, response or {}, request or {}, call_index, payloads)
 
 
-def _fields_around(
-    exchange: Mapping[str, Any], response: dict[str, Any], request: dict[str, Any], call_index: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields that come before what was asked and said, and those after."""
-    stats = extract_token_stats(response.get("usage"))
+def _fields(
+    exchange: Mapping[str, Any],
+    response: dict[str, Any],
+    request: dict[str, Any],
+    call_index: int,
+    payloads: dict[str, Any],
+) -> dict[str, Any]:
+    """With what was asked and said in their midst."""
+    told = response.get
+    model, status, response_id = told("model"), told("status"), told("id")
+    stats = extract_token_stats(told("usage"))
     cached = stats["cached_tokens"]
     calls, thoughts = _tool_calls_and_thoughts(response)
-    head = {
-        "model_call_id": exchange.get("model_call_id"),
-        "response_id": _text(response.get("id")),
+    noted = exchange.get
+    return {
+        "model_call_id": noted("model_call_id"),
+        "response_id": response_id if isinstance(response_id, str) else None,
         "call_index": call_index,
-        "model_ref": exchange.get("model_ref"),
-        "model": _text(response.get("model")) or _text(request.get("model")),
-        "dialect": exchange.get("dialect"),
-        "status_code": exchange.get("status_code"),
-        "response_status": _text(response.get("status")),
+        "model_ref": noted("model_ref"),
+        "model": model if model and isinstance(model, str) else _text(request.get("model")),
+        "dialect": noted("dialect"),
+        "status_code": noted("status_code"),
+        "response_status": status if isinstance(status, str) else None,
         "finish_reason": _finish_reason(response),
-        "started_at": exchange.get("started_at"),
-        "completed_at": exchange.get("completed_at"),
+        "started_at": noted("started_at"),
+        "completed_at": noted("completed_at"),
         "tokens_in": stats["tokens_in"],
         "tokens_out": stats["tokens_out"],
         "tokens_reasoning": stats["tokens_reasoning"],
         "tokens_total": stats["tokens_total"],
-    }
-    return head, {
+        **payloads,
         "tool_calls": calls,
         "reasoning_content": "\n".join(thoughts) or None,
         "cache_hit": None if cached is None else cached > 0,
         "cached_tokens": cached,
         "cache_creation_tokens": stats["cache_creation_tokens"],
-        "error_category": exchange.get("error_category"),
-        "latency_total_ms": exchange.get("latency_ms"),
-        "latency_ttft_ms": exchange.get("latency_ttft_ms"),
+        "error_category": noted("error_category"),
+        "latency_total_ms": noted("latency_ms"),
+        "latency_ttft_ms": noted("latency_ttft_ms"),
     }
 
 
@@ -199,22 +209,28 @@ class UnreadCall(NamedTuple):
     response: bytes
 
 
-def left_unread(line: bytes, call_index: int) -> UnreadCall | None:
-    """A line of a capture, of which the request is not read; None unless it is one that a model server wrote so.
+def left_unread(content: bytes) -> list[UnreadCall] | None:
+    """The calls in a file of captured ones, whose requests are not read; None unless all can be taken apart so.
 
-    Model servers put a space before what is not their own writing. A line that another one broke off in has two starts.
+    A line that broke off, and goes on as another, has more tabs than two, or is no JSON without its request.
+
+    Raises:
+        ValueError, LookupError, TypeError: they only look as if they could.
     """
-    asked, said = line.find(_ASKED), line.rfind(_SAID)
-    request, response = line[asked + len(_ASKED) : said], line[said + len(_SAID) : -1]
-    if not line.startswith(_START) or request[:1] != b"{" or response[:1] != b"{" or _START in request:
+    pieces = content.split(b"\t")
+    lines = b"".join(pieces[::2])
+    exchanges = orjson.loads(b"[%b]" % lines[:-1].replace(b"\n", b","))
+    if not exchanges or len(pieces) != 2 * len(exchanges) + 1:
         return None
-    try:
-        exchange = orjson.loads(line[:asked] + line[said:])  # fails unless both are where they seem to be
-    except orjson.JSONDecodeError:
-        return None
-    head, tail = _fields_around(exchange, exchange["response"], {}, call_index)
-    is_whole = head["model"] is not None and next(reversed(exchange)) == "response"
-    return UnreadCall(head | tail, request, response) if is_whole else None
+    calls = []
+    for number, exchange in enumerate(exchanges):
+        request, (response, _, _) = pieces[2 * number + 1], pieces[2 * number + 2].partition(b"\n")
+        fields = _fields(exchange, exchange["response"], {}, number, {})
+        is_whole = request.startswith(_ASKED) and response.startswith(_SAID) and next(reversed(exchange)) == "response"
+        if not is_whole or fields["model"] is None:
+            return None
+        calls.append(UnreadCall(fields, request[len(_ASKED) - 1 : -1], response[len(_SAID) - 1 : -1]))
+    return calls
 
 
 def _object(value: Any) -> dict[str, Any] | None:

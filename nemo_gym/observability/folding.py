@@ -6,11 +6,7 @@ from typing import Any
 
 from nemo_gym.jsonl import Unread, parse
 from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
-from nemo_gym.observability.store import (
-    CaptureStore,
-    clear_model_call_captures_for_rollouts,
-    model_call_capture_dirs_from_config,
-)
+from nemo_gym.observability.store import CaptureStore, clear_in, model_call_capture_dirs_from_config
 
 Row = dict[str, Any]
 Post = Callable[[Row], Awaitable[Any]]
@@ -23,7 +19,7 @@ class Observing:
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
-        self._store = CaptureStore(folders[0]) if len(folders) == 1 else None
+        self._stores = [CaptureStore(folder) for folder in folders]
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> "Observing":
@@ -40,7 +36,7 @@ class Observing:
             return post
 
         async def posted(row: Row) -> Any:
-            clear_model_call_captures_for_rollouts([row], self._folders)
+            clear_in(self._stores, [row])
             return await post(row)
 
         return posted
@@ -60,7 +56,7 @@ class Observing:
             return
         task_id = task_id_of(row, record)
         if isinstance(account := record.get(TRAJECTORY_KEY), Unread):
-            if self._store is not None and trajectories.fold_unread(record, self._store, task_id, rollout_id):
+            if trajectories.fold_unread(record, self._stores, task_id, rollout_id):
                 return
             record[TRAJECTORY_KEY] = parse(account.written)
         with_payloads = trajectories.keeps_history(record)

@@ -107,15 +107,16 @@ def trajectory_of(record: Mapping[str, Any], task_id: str, rollout_id: str) -> F
     return _shape(task_id, rollout_id, **made)
 
 
-def fold_unread(record: Fields, store: CaptureStore, task_id: str, rollout_id: str) -> bool:
+def fold_unread(record: Fields, stores: list[CaptureStore], task_id: str, rollout_id: str) -> bool:
     """Fold what our own servers have written, most of which nobody has to read; whether it was as plain as that.
 
     The record, which has an agent's account that is not read, is left as it is unless it was.
     """
+    if len(stores) != 1 or OBSERVATIONS_KEY in record:
+        return False
     try:
-        lines = store.lines(rollout_id)
-        calls = [call for number, line in enumerate(lines) if (call := left_unread(line, number)) is not None]
-        if not calls or len(calls) < len(lines) or OBSERVATIONS_KEY in record or store.is_incomplete(rollout_id):
+        calls = left_unread(stores[0].content(rollout_id))
+        if calls is None or stores[0].is_incomplete(rollout_id):
             return False
         written = _written_with_calls(record[TRAJECTORY_KEY].written, task_id, rollout_id, calls)
     except (OSError, ValueError, LookupError, TypeError):  # whoever reads all of it can say what is wrong

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from nemo_gym.errors import GymError
-from nemo_gym.jsonl import to_line
+from nemo_gym.jsonl import newlines_in, to_line
 from nemo_gym.paths import make_folder, open_own, sync_folder
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import OutputLock
@@ -242,7 +242,7 @@ class _AppendFile:
                 if stat.st_size != self._end:
                     raise self._changed(stat.st_size)
                 file.seek(self._start)
-                found = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""))
+                found = sum(map(newlines_in, iter(lambda: file.read(_CHUNK_BYTES), b"")))
         except FileNotFoundError:
             raise self._gone() from None
         if found != self.lines:

@@ -124,15 +124,13 @@ class ModelCallCapture:
         """Write a call down, with the answer it got; `is_object` says that this is known to be a JSON object."""
         category = category_of_status(status)
         response, raw = _as_object(body, is_known=is_object), b""
-        if response is not None and not is_object:
-            response = b" " + response
         if is_stream:
             streamed = rebuilt(call.dialect, body)
             response = None if streamed.response is None else orjson.dumps(streamed.response)
             raw, category = body, category or (_ENDINGS[streamed.ending] if is_over else "stream_truncated")
         elif response is None and body:
             raw, category = body, category or "capture_parse_error"
-        self._write(call, status, category, response, raw)
+        self._write(call, status, category, response, raw, apart=b"\t" if is_object and call.is_ours else b"")
 
     def failed(self, call: _Call, error: BaseException) -> None:
         """Write down a call that got no answer."""
@@ -142,16 +140,22 @@ class ModelCallCapture:
         raw = content if isinstance(content, bytes) and content else f"{type(error).__name__}: {error}".encode()
         self._write(call, status, category, None, raw)
 
-    def _write(self, call: _Call, status: int | None, category: str | None, response: bytes | None, raw: bytes) -> None:
+    def _write(
+        self,
+        call: _Call,
+        status: int | None,
+        category: str | None,
+        response: bytes | None,
+        raw: bytes,
+        apart: bytes = b"",
+    ) -> None:
         call.is_kept = True
         took_s = time.perf_counter() - call.began_s
         ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
         request = _as_object(call.request, is_known=call.is_read)
-        if request is not None and not call.is_ours:
-            request = b" " + request  # by which whoever folds it sees that it is another's writing
         line = (
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
-            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
+            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,%b"request":%b,%b"response":%b'
         ) % (
             token_hex(16).encode(),
             call.dialect.encode(),
@@ -162,7 +166,9 @@ class ModelCallCapture:
             ttft,
             b"null" if status is None else b"%d" % status,
             b"null" if category is None else b'"%b"' % category.encode(),
+            apart,
             b"null" if request is None else request,
+            apart,
             b"null" if response is None else response,
         )
         if request is None:
