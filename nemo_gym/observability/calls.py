@@ -15,7 +15,7 @@ from nemo_gym.observability.store import CaptureStore
 PAYLOADS = ("request", "response", "request_raw", "response_raw")
 _RAW = "_raw"
 _NUMBERS = (int, float)
-_ASKED, _SAID = b'"request":{', b'"response":{'
+_ASKED, _SAID = b'\t"request":{', b'\t"response":{'
 _PLAIN_USAGE = {
     "input_tokens",
     "input_tokens_details",
@@ -212,24 +212,29 @@ class UnreadCall(NamedTuple):
 def left_unread(content: bytes) -> list[UnreadCall] | None:
     """The calls in a file of captured ones, whose requests are not read; None unless all can be taken apart so.
 
-    A line that broke off, and goes on as another, has more tabs than two, or is no JSON without its request.
+    Where a line broke off, and another goes on, what follows a tab is not what should, or the rest is no JSON.
 
     Raises:
-        ValueError, LookupError, TypeError: they only look as if they could.
+        ValueError, LookupError: they only look as if they could.
     """
-    pieces = content.split(b"\t")
-    lines = b"".join(pieces[::2])
-    exchanges = orjson.loads(b"[%b]" % lines[:-1].replace(b"\n", b","))
-    if not exchanges or len(pieces) != 2 * len(exchanges) + 1:
+    read, unread, start = [], [], 0
+    while (asked := content.find(b"\t", start)) >= 0:
+        said = content.find(b"\t", asked + 1)
+        end = content.find(b"\n", said)
+        if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
+            return None
+        read.append(content[start:asked] + content[said:end])
+        unread.append((content[asked + len(_ASKED) - 1 : said - 1], content[said + len(_SAID) - 1 : end - 1]))
+        start = end + 1
+    if not unread or start != len(content):
         return None
     calls = []
-    for number, exchange in enumerate(exchanges):
-        request, (response, _, _) = pieces[2 * number + 1], pieces[2 * number + 2].partition(b"\n")
+    exchanges = orjson.loads(b"[%b]" % b",".join(read))
+    for number, (exchange, (request, response)) in enumerate(zip(exchanges, unread, strict=True)):
         fields = _fields(exchange, exchange["response"], {}, number, {})
-        is_whole = request.startswith(_ASKED) and response.startswith(_SAID) and next(reversed(exchange)) == "response"
-        if not is_whole or fields["model"] is None:
+        if fields["model"] is None or next(reversed(exchange)) != "response":
             return None
-        calls.append(UnreadCall(fields, request[len(_ASKED) - 1 : -1], response[len(_SAID) - 1 : -1]))
+        calls.append(UnreadCall(fields, request, response))
     return calls
 
 
