@@ -19,6 +19,7 @@ from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.read import without_observations
 from nemo_gym.schemas.wire import ACCOUNT_BYTES, with_account_unread, with_lists_read
+from tests.recording.harness import Stage, noisy_endpoint, rows_of_example
 
 ROW = {"_ng_task_index": 3, "_ng_rollout_index": 1, "responses_create_params": {"input": "hi"}}
 SERVER = {"type": "responses_api_models", "name": "policy"}
@@ -294,6 +295,21 @@ def test_what_our_servers_wrote_is_folded_unread_to_the_same_bytes(tmp_path: Pat
     trajectory = orjson.loads(unread)["ng_trajectory"]
     assert [turn["model_calls"][0]["model_call_id"] for turn in trajectory["turns"]] == ["call-1", "call-2", "call-3"]
     assert trajectory["model_calls"][1]["request"] == exchange_of(2)["request"]
+
+
+def test_a_rollout_of_bundled_servers_is_folded_unread(tmp_path: Path) -> None:
+    row = rows_of_example(1)[0]
+    observing = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
+    with noisy_endpoint() as endpoint, Stage(endpoint.port, **observing) as stage:
+        record = stage.stored(row)
+    told = record["ng_trajectory"]
+    assert isinstance(told, Unread)
+    read = {**record, "ng_trajectory": orjson.loads(told.written)}
+    for each in (record, read):
+        Observing([tmp_path]).fold(row, each)
+    assert isinstance(record["ng_trajectory"], Unread)
+    assert to_line(record) == to_line(read)
+    assert TrajectoryRecord.model_validate(read["ng_trajectory"]).turns
 
 
 ODD_FILES: dict[str, Any] = {
