@@ -93,7 +93,7 @@ def _plain_stats(usage: dict[str, Any]) -> dict[str, int | None] | None:
     cached, reasoning = of_input.get("cached_tokens"), of_output.get("reasoning_tokens")
     if not (type(read) is type(written) is type(total) is type(cached) is type(reasoning) is int):
         return None
-    if min(read, written, total, cached, reasoning) < 0:
+    if read < 0 or written < 0 or total < 0 or cached < 0 or reasoning < 0:
         return None
     return {
         "tokens_in": read,

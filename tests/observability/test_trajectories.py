@@ -299,7 +299,7 @@ def test_what_our_servers_wrote_is_folded_unread_to_the_same_bytes(tmp_path: Pat
 
 def test_a_rollout_of_bundled_servers_is_folded_unread(tmp_path: Path) -> None:
     row = rows_of_example(1)[0]
-    observing = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
+    observing: dict[str, Any] = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
     with noisy_endpoint() as endpoint, Stage(endpoint.port, **observing) as stage:
         record = stage.stored(row)
     told = record["ng_trajectory"]
