@@ -153,7 +153,7 @@ def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured:
     written = orjson.Fragment
     calls = [_call_with(call.fields, written(call.request), written(call.response)) for call in captured]
     end = orjson.dumps({"model_calls": calls, "tool_calls": tools, "gaps": list(unique.values())})
-    return b"".join((*told, b"],", end[1:]))
+    return b"".join((*told, b"],", memoryview(end)[len(b"{") :]))
 
 
 def _with_calls_named(account: bytes, captured: Iterable[UnreadCall]) -> list[bytes] | None:
