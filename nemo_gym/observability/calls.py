@@ -201,12 +201,12 @@ def _fields(
 
 
 class UnreadCall(NamedTuple):
-    """A captured call, what was asked and said as it is written."""
+    """A captured call, what was asked as it is written."""
 
     fields: dict[str, Any]
     """Without payloads."""
     request: bytes
-    response: bytes
+    response: dict[str, Any]
 
 
 def left_unread(content: bytes) -> list[UnreadCall] | None:
@@ -224,14 +224,15 @@ def left_unread(content: bytes) -> list[UnreadCall] | None:
         if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
             return None
         read.append(content[start:asked] + content[said:end])
-        unread.append((content[asked + len(_ASKED) - 1 : said - 1], content[said + len(_SAID) - 1 : end - 1]))
+        unread.append(content[asked + len(_ASKED) - 1 : said - 1])
         start = end + 1
     if not unread or start != len(content):
         return None
     calls = []
     exchanges = orjson.loads(b"[%b]" % b",".join(read))
-    for number, (exchange, (request, response)) in enumerate(zip(exchanges, unread, strict=True)):
-        fields = _fields(exchange, exchange["response"], {}, number, {})
+    for number, (exchange, request) in enumerate(zip(exchanges, unread, strict=True)):
+        response = exchange["response"]
+        fields = _fields(exchange, response, {}, number, {})
         if fields["model"] is None or next(reversed(exchange)) != "response":
             return None
         calls.append(UnreadCall(fields, request, response))

@@ -4,8 +4,8 @@
 line is handed to the system before the answer to its call ends, so whoever has the answer finds the line, also after
 the server was killed. Several servers may write for one rollout. Which rollout a call is for: `rollout_correlation`.
 
-Before `"request"` and `"response"` of a line there is a tab if both are our own writing, in which there is no other,
-since texts have it escaped. By these a line can be taken apart that nobody has read.
+Before `"request"` and `"response"` of a line there is a tab if the request is our own writing, in which there is no
+other, since texts have it escaped. By these a line can be taken apart whose request nobody has read.
 """
 
 import contextlib

@@ -150,8 +150,7 @@ def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured:
     unique = {(each["code"], each["invocation_id"], each["detail"]): each for each in gaps}
     if any(code == _REDACTED for code, _, _ in unique):
         return None
-    written = orjson.Fragment
-    calls = [_call_with(call.fields, written(call.request), written(call.response)) for call in captured]
+    calls = [_call_with(call.fields, orjson.Fragment(call.request), call.response) for call in captured]
     end = orjson.dumps({"model_calls": calls, "tool_calls": tools, "gaps": list(unique.values())})
     return b"".join((*told, b"],", memoryview(end)[len(b"{") :]))
 

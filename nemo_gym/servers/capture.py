@@ -130,7 +130,7 @@ class ModelCallCapture:
             raw, category = body, category or (_ENDINGS[streamed.ending] if is_over else "stream_truncated")
         elif response is None and body:
             raw, category = body, category or "capture_parse_error"
-        self._write(call, status, category, response, raw, apart=b"\t" if is_object and call.is_ours else b"")
+        self._write(call, status, category, response, raw)
 
     def failed(self, call: _Call, error: BaseException) -> None:
         """Write down a call that got no answer."""
@@ -140,19 +140,12 @@ class ModelCallCapture:
         raw = content if isinstance(content, bytes) and content else f"{type(error).__name__}: {error}".encode()
         self._write(call, status, category, None, raw)
 
-    def _write(
-        self,
-        call: _Call,
-        status: int | None,
-        category: str | None,
-        response: bytes | None,
-        raw: bytes,
-        apart: bytes = b"",
-    ) -> None:
+    def _write(self, call: _Call, status: int | None, category: str | None, response: bytes | None, raw: bytes) -> None:
         call.is_kept = True
         took_s = time.perf_counter() - call.began_s
         ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
         request = _as_object(call.request, is_known=call.is_read)
+        apart = b"\t" if call.is_ours else b""
         line = (
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
             b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,%b"request":%b,%b"response":%b'
