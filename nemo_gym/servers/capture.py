@@ -96,7 +96,7 @@ class ModelCallCapture:
         if dialect is None:
             return await call.answer(scope, body, receive, content)
         under_way = _Call(rollout_of_caller() or "", dialect, json_bytes(content) if content is not None else body)
-        under_way.is_ours = isinstance(content, BaseModel)
+        under_way.is_ours = getattr(type(content), "model_dump", None) is BaseModel.model_dump  # else it may hold NaN
         try:
             answer = await call.answer(scope, body, receive, content)
         except BaseException as error:
