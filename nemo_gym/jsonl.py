@@ -157,7 +157,7 @@ def _as_written(value: Any) -> orjson.Fragment:
 
 def _read(value: Any) -> Any:
     if isinstance(value, Unread):
-        return orjson.loads(value.written)
+        return parse(value.written)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
@@ -241,7 +241,15 @@ def cut_levels(content: bytes, levels: int) -> bytes:
 def count_lines(path: str | Path) -> int:
     """How many newlines the file has, blank lines included; several times faster than reading lines."""
     with Path(path).open("rb", buffering=0) as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_BUFFER_BYTES), b""))
+        return sum(map(newlines_in, iter(lambda: file.read(_BUFFER_BYTES), b"")))
+
+
+def newlines_in(content: bytes) -> int:
+    """How many there are; for lines of more than a hundred bytes faster than `count`, which looks at each byte."""
+    found, at = 0, content.find(b"\n")
+    while at >= 0:
+        found, at = found + 1, content.find(b"\n", at + 1)
+    return found
 
 
 def ends_torn(path: str | Path) -> bool:

@@ -231,9 +231,9 @@ def _observed(
 ) -> "tuple[Post, Observing | None, TokenDelivery | None]":
     """What adds to records as the config of the servers says, and how rows are sent then."""
     if config is None:
-        return post, None, None
+        return _read_whole(post) if is_kept else post, None, None
     observing, tokens = Observing.of(config), _token_delivery(config, summary)
-    if is_kept or tokens is not None or observing.captures:  # else nobody looks into long lists
+    if is_kept or tokens is not None:  # else nobody looks into long lists
         post = _read_whole(post)
     post = observing.begin(post)
     return post if tokens is None else tokens.begin(post), observing, tokens

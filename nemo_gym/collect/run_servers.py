@@ -117,7 +117,9 @@ class RepeatedParams:
         task = row.get(TASK_INDEX_KEY_NAME)
         if type(task) is not int or body is None or not row.get(ROLLOUT_INDEX_KEY_NAME) or len(body) >= LONG_BYTES:
             return
-        params = result.get(RESPONSES_CREATE_PARAMS_KEY_NAME) if isinstance(result, dict) else None
+        if not isinstance(result, dict) or not OBSERVED_KEYS.isdisjoint(result):  # which is read in another way
+            return
+        params = result.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
         try:
             written = orjson.dumps(params) if isinstance(params, dict) else b""
         except orjson.JSONEncodeError:

@@ -55,7 +55,14 @@ from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.session import over_aiohttp
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
-from nemo_gym.schemas.wire import LONG_BYTES, LONG_PARTS, WRITTEN_BY_US, with_lists_unread, with_parts_unread
+from nemo_gym.schemas.wire import (
+    LONG_BYTES,
+    LONG_PARTS,
+    WRITTEN_BY_US,
+    with_account_unread,
+    with_lists_unread,
+    with_parts_unread,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +86,7 @@ _FOR_ANYONE = frozenset(
 _OF_ONE_ORIGIN = frozenset({"auth", "cookies"})
 _SHORTEST_SECRET = 6
 """What is shorter is no secret worth the name, and would turn up in any text."""
+_END_OF_ACCOUNT = b"]}}"
 
 
 class Call(NamedTuple):
@@ -357,12 +365,21 @@ async def get_response_json(response: ClientResponse) -> Any:
 
 
 async def get_json_to_store(response: ClientResponse) -> Any:
-    """The same for whoever only stores it: what is long stays as it is written, if that is our writing."""
+    """The same for whoever only stores it: what is long, and our writing, stays as it is written.
+
+    That is an agent's account of a rollout, or else long texts and lists.
+    """
     body = getattr(response, "whole_body", None)
     if body is None:
         body = await whole_body(response)
     stored = None
-    if len(body) >= LONG_BYTES and WRITTEN_BY_US in (headers := getattr(response, "raw_headers", ())):
+    if body[-3:] == _END_OF_ACCOUNT:
+        stored = with_account_unread(body, getattr(response, "raw_headers", ()))
+    if (
+        stored is None
+        and len(body) >= LONG_BYTES
+        and WRITTEN_BY_US in (headers := getattr(response, "raw_headers", ()))
+    ):
         long = dict(headers).get(LONG_PARTS)
         stored = with_lists_unread(body) if long is None else with_parts_unread(body, long)
     return parse_json(body, response) if stored is None else stored

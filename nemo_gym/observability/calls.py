@@ -4,7 +4,7 @@ Numbers that an endpoint does not tell stay unknown: null is not 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +14,15 @@ from nemo_gym.observability.store import CaptureStore
 
 PAYLOADS = ("request", "response", "request_raw", "response_raw")
 _RAW = "_raw"
+_NUMBERS = (int, float)
+_ASKED, _SAID = b'\t"request":{', b'\t"response":{'
+_PLAIN_USAGE = {
+    "input_tokens",
+    "input_tokens_details",
+    "output_tokens",
+    "output_tokens_details",
+    "total_tokens",
+}
 _SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens", "latency_total_ms")
 _STATUS_CATEGORIES = {
     401: "auth",
@@ -68,7 +77,35 @@ def category_of_status(status: int) -> str | None:
 
 def extract_token_stats(usage: Any) -> dict[str, int | None]:
     """The tokens that a `usage` of any dialect tells."""
-    told = usage if isinstance(usage, Mapping) else {}
+    if type(usage) is not dict:
+        usage = usage if isinstance(usage, Mapping) else {}
+    elif usage.keys() == _PLAIN_USAGE and (plain := _plain_stats(usage)) is not None:
+        return plain
+    return _any_stats(usage)
+
+
+def _plain_stats(usage: dict[str, Any]) -> dict[str, int | None] | None:
+    """Those of a usage of the Responses API that tells all of them; None for another."""
+    read, written, total = usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]
+    of_input, of_output = usage["input_tokens_details"], usage["output_tokens_details"]
+    if not (type(of_input) is type(of_output) is dict and len(of_input) == len(of_output) == 1):
+        return None
+    cached, reasoning = of_input.get("cached_tokens"), of_output.get("reasoning_tokens")
+    if not (type(read) is type(written) is type(total) is type(cached) is type(reasoning) is int):
+        return None
+    if read < 0 or written < 0 or total < 0 or cached < 0 or reasoning < 0:
+        return None
+    return {
+        "tokens_in": read,
+        "tokens_out": written,
+        "tokens_total": total,
+        "tokens_reasoning": reasoning,
+        "cached_tokens": cached,
+        "cache_creation_tokens": None,
+    }
+
+
+def _any_stats(told: Mapping[str, Any]) -> dict[str, int | None]:
     read = _first(told, "input_tokens", "prompt_tokens")
     created = _first(told, "cache_creation_input_tokens")
     beside = [count for count in (_first(told, "cache_read_input_tokens"), created) if count is not None]
@@ -111,40 +148,95 @@ def build_model_call_record(exchange: Mapping[str, Any], *, call_index: int) -> 
 
 def call_fields(exchange: Mapping[str, Any], call_index: int) -> dict[str, Any]:
     """The same as plain JSON, all fields in their order."""
-    response = _object(exchange.get("response")) or {}
-    request = _object(exchange.get("request")) or {}
-    stats = extract_token_stats(response.get("usage"))
+    request, response = _object(exchange.get("request")), _object(exchange.get("response"))
+    payloads = {
+        "request": request,
+        "response": response,
+        "request_raw": exchange.get("request_raw"),
+        "response_raw": exchange.get("response_raw"),
+    }
+    return _fields(exchange, response or {}, request or {}, call_index, payloads)
+
+
+def _fields(
+    exchange: Mapping[str, Any],
+    response: dict[str, Any],
+    request: dict[str, Any],
+    call_index: int,
+    payloads: dict[str, Any],
+) -> dict[str, Any]:
+    """With what was asked and said in their midst."""
+    told = response.get
+    model, status, response_id = told("model"), told("status"), told("id")
+    stats = extract_token_stats(told("usage"))
     cached = stats["cached_tokens"]
     calls, thoughts = _tool_calls_and_thoughts(response)
+    noted = exchange.get
     return {
-        "model_call_id": exchange.get("model_call_id"),
-        "response_id": _text(response.get("id")),
+        "model_call_id": noted("model_call_id"),
+        "response_id": response_id if isinstance(response_id, str) else None,
         "call_index": call_index,
-        "model_ref": exchange.get("model_ref"),
-        "model": _text(response.get("model")) or _text(request.get("model")),
-        "dialect": exchange.get("dialect"),
-        "status_code": exchange.get("status_code"),
-        "response_status": _text(response.get("status")),
+        "model_ref": noted("model_ref"),
+        "model": model if model and isinstance(model, str) else _text(request.get("model")),
+        "dialect": noted("dialect"),
+        "status_code": noted("status_code"),
+        "response_status": status if isinstance(status, str) else None,
         "finish_reason": _finish_reason(response),
-        "started_at": exchange.get("started_at"),
-        "completed_at": exchange.get("completed_at"),
+        "started_at": noted("started_at"),
+        "completed_at": noted("completed_at"),
         "tokens_in": stats["tokens_in"],
         "tokens_out": stats["tokens_out"],
         "tokens_reasoning": stats["tokens_reasoning"],
         "tokens_total": stats["tokens_total"],
-        "request": _object(exchange.get("request")),
-        "response": _object(exchange.get("response")),
-        "request_raw": exchange.get("request_raw"),
-        "response_raw": exchange.get("response_raw"),
+        **payloads,
         "tool_calls": calls,
         "reasoning_content": "\n".join(thoughts) or None,
         "cache_hit": None if cached is None else cached > 0,
         "cached_tokens": cached,
         "cache_creation_tokens": stats["cache_creation_tokens"],
-        "error_category": exchange.get("error_category"),
-        "latency_total_ms": exchange.get("latency_ms"),
-        "latency_ttft_ms": exchange.get("latency_ttft_ms"),
+        "error_category": noted("error_category"),
+        "latency_total_ms": noted("latency_ms"),
+        "latency_ttft_ms": noted("latency_ttft_ms"),
     }
+
+
+class UnreadCall(NamedTuple):
+    """A captured call, what was asked as it is written."""
+
+    fields: dict[str, Any]
+    """Without payloads."""
+    request: bytes
+    response: dict[str, Any]
+
+
+def left_unread(content: bytes) -> list[UnreadCall] | None:
+    """The calls in a file of captured ones, whose requests are not read; None unless all can be taken apart so.
+
+    Where a line broke off, and another goes on, what follows a tab is not what should, or the rest is no JSON.
+
+    Raises:
+        ValueError, LookupError: they only look as if they could.
+    """
+    read, unread, start = [], [], 0
+    while (asked := content.find(b"\t", start)) >= 0:
+        said = content.find(b"\t", asked + 1)
+        end = content.find(b"\n", said)
+        if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
+            return None
+        read.append(content[start:asked] + content[said:end])
+        unread.append(content[asked + len(_ASKED) - 1 : said - 1])
+        start = end + 1
+    if not unread or start != len(content):
+        return None
+    calls = []
+    exchanges = orjson.loads(b"[%b]" % b",".join(read))
+    for number, (exchange, request) in enumerate(zip(exchanges, unread, strict=True)):
+        response = exchange["response"]
+        fields = _fields(exchange, response, {}, number, {})
+        if fields["model"] is None or next(reversed(exchange)) != "response":
+            return None
+        calls.append(UnreadCall(fields, request, response))
+    return calls
 
 
 def _object(value: Any) -> dict[str, Any] | None:
@@ -156,11 +248,14 @@ def _text(value: Any) -> str | None:
 
 
 def _finish_reason(response: Mapping[str, Any]) -> str | None:
+    if isinstance(reason := response.get("stop_reason"), str):
+        return reason
     choices = response.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    details = _object(response.get("incomplete_details")) or {}
-    told = (response.get("stop_reason"), first.get("finish_reason"), details.get("reason"))
-    return next((reason for reason in told if isinstance(reason, str)), None)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if isinstance(first, dict) and isinstance(reason := first.get("finish_reason"), str):
+        return reason
+    details = response.get("incomplete_details")
+    return _text(details.get("reason")) if isinstance(details, dict) else None
 
 
 def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -168,9 +263,10 @@ def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for item in _objects(response.get("output")):
-        if item.get("type") == "function_call":
+        kind = item.get("type")
+        if kind == "function_call":
             calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
-        elif item.get("type") == "reasoning":
+        elif kind == "reasoning":
             thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
     for choice in _objects(response.get("choices"))[:1]:
         message = _object(choice.get("message")) or {}
@@ -187,8 +283,8 @@ def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str
     return calls, thoughts
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+def _objects(value: Any) -> Sequence[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
 
 
 def _call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
@@ -232,7 +328,7 @@ def summed(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     given = list(calls)
     sums: dict[str, Any] = {}
     for name in _SUMMED:
-        told = [value for call in given if isinstance(value := call.get(name), int | float)]
+        told = [value for call in given if isinstance(value := call.get(name), _NUMBERS)]
         sums[name] = sum(told) if told else None
     if isinstance(sums["latency_total_ms"], float):
         sums["latency_total_ms"] = round(sums["latency_total_ms"], 2)

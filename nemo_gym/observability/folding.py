@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nemo_gym.jsonl import Unread, parse
 from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
-from nemo_gym.observability.store import clear_model_call_captures_for_rollouts, model_call_capture_dirs_from_config
+from nemo_gym.observability.store import CaptureStore, clear_in, model_call_capture_dirs_from_config
 
 Row = dict[str, Any]
 Post = Callable[[Row], Awaitable[Any]]
@@ -18,6 +19,7 @@ class Observing:
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
+        self._stores = [CaptureStore(folder) for folder in folders]
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> "Observing":
@@ -28,18 +30,13 @@ class Observing:
         """
         return cls(model_call_capture_dirs_from_config(config))
 
-    @property
-    def captures(self) -> bool:
-        """Whether model calls are captured."""
-        return bool(self._folders)
-
     def begin(self, post: Post) -> Post:
         """`post`, before which what earlier runs have captured of the same rollout is forgotten."""
         if not self._folders:
             return post
 
         async def posted(row: Row) -> Any:
-            clear_model_call_captures_for_rollouts([row], self._folders)
+            clear_in(self._stores, [row])
             return await post(row)
 
         return posted
@@ -57,11 +54,16 @@ class Observing:
         rollout_id = merge.rollout_id_of(row)
         if rollout_id is None:
             return
+        task_id = task_id_of(row, record)
+        if isinstance(account := record.get(TRAJECTORY_KEY), Unread):
+            if trajectories.fold_unread(record, self._stores, task_id, rollout_id):
+                return
+            record[TRAJECTORY_KEY] = parse(account.written)
         with_payloads = trajectories.keeps_history(record)
         merge.merge_model_call_capture_into_record(
             record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id
         )
-        trajectories.attach_trajectory(record, task_id_of(row, record), rollout_id)
+        trajectories.attach_trajectory(record, task_id, rollout_id)
 
 
 def without_history(record: Row) -> Row:

@@ -8,9 +8,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import orjson
+
+from nemo_gym.jsonl import Unread
 from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
-from nemo_gym.observability.calls import PAYLOADS
+from nemo_gym.observability.calls import PAYLOADS, UnreadCall, left_unread, summed
 from nemo_gym.observability.merge import gap, without_payloads
+from nemo_gym.observability.store import CaptureStore
 from nemo_gym.rollout_observability import (
     AgentInvocation,
     AgentObservationBundle,
@@ -26,24 +30,9 @@ logger = logging.getLogger(__name__)
 Fields = dict[str, Any]
 _UNKNOWN = "unknown"
 _REDACTED = "multimodal_history_redacted"
-_METADATA = {
-    "response_id": "response_id",
-    "model_ref": "model_ref",
-    "model": "model",
-    "dialect": "dialect",
-    "status_code": "status_code",
-    "response_status": "response_status",
-    "finish_reason": "finish_reason",
-    "error_category": "error_category",
-    "latency_ttft_ms": "latency_ttft_ms",
-}
-_TOKENS = {
-    "prompt_tokens": "tokens_in",
-    "completion_tokens": "tokens_out",
-    "reasoning_tokens": "tokens_reasoning",
-    "total_tokens": "tokens_total",
-    "cached_tokens": "cached_tokens",
-}
+_UNNAMED = b'{"model_call_id":null,'
+_BEFORE_TOOLS = b'],"model_calls":[],"tool_calls":['
+_SILENT = b'],"conversation":[]'
 
 
 def keeps_history(record: Mapping[str, Any]) -> bool:
@@ -116,6 +105,72 @@ def trajectory_of(record: Mapping[str, Any], task_id: str, rollout_id: str) -> F
         "gaps": list(unique.values()),
     }
     return _shape(task_id, rollout_id, **made)
+
+
+def fold_unread(record: Fields, stores: list[CaptureStore], task_id: str, rollout_id: str) -> bool:
+    """Fold what our own servers have written, most of which nobody has to read; whether it was as plain as that.
+
+    The record, which has an agent's account that is not read, is left as it is unless it was.
+    """
+    if len(stores) != 1 or OBSERVATIONS_KEY in record:
+        return False
+    try:
+        calls = left_unread(stores[0].content(rollout_id))
+        if calls is None or stores[0].is_incomplete(rollout_id):
+            return False
+        written = _written_with_calls(record[TRAJECTORY_KEY].written, task_id, rollout_id, calls)
+    except (OSError, ValueError, LookupError, TypeError):  # whoever reads all of it can say what is wrong
+        return False
+    if written is None:
+        return False
+    fields = [call.fields for call in calls]
+    record[TRAJECTORY_KEY] = Unread(written)
+    record[CAPTURE_KEY] = {"rollout_id": rollout_id, "metrics": summed(fields), "calls": fields}
+    return True
+
+
+def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured: list[UnreadCall]) -> bytes | None:
+    """What `trajectory_of` makes of an account that an agent of ours has written, and of its calls; None if it is odd.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is odder than that.
+    """
+    names = orjson.dumps(task_id), orjson.dumps(rollout_id)
+    cut = account.rfind(_BEFORE_TOOLS)
+    if not account.startswith(b'{"schema_version":"1.0","task_id":%b,"rollout_id":%b,"invocations":[{' % names):
+        return None
+    times = [call.fields["started_at"] for call in captured]
+    told = _with_calls_named(account[:cut], captured)
+    if told is None or cut < 0 or times != sorted(times):  # then turns may have to be sorted
+        return None
+    rest = orjson.loads(b'{"tool_calls":[' + account[cut + len(_BEFORE_TOOLS) :])
+    tools, gaps = rest["tool_calls"], rest["gaps"]
+    if len({tool["tool_call_id"] for tool in tools if tool["output"] is not None}) < len(tools):
+        return None
+    unique = {(each["code"], each["invocation_id"], each["detail"]): each for each in gaps}
+    if any(code == _REDACTED for code, _, _ in unique):
+        return None
+    calls = [_call_with(call.fields, orjson.Fragment(call.request), call.response) for call in captured]
+    end = orjson.dumps({"model_calls": calls, "tool_calls": tools, "gaps": list(unique.values())})
+    return b"".join((*told, b"],", memoryview(end)[len(b"{") :]))
+
+
+def _with_calls_named(account: bytes, captured: Iterable[UnreadCall]) -> list[bytes] | None:
+    """The beginning of an account in pieces, with names for the calls it refers to; None unless each is one of them."""
+    named: dict[bytes, bytes | None] = {}
+    for each in captured:
+        call = each.fields
+        ref = orjson.dumps({"model_ref": call["model_ref"], "response_id": call["response_id"]})[1:]
+        named[ref] = None if ref in named else b'{"model_call_id":%b,' % orjson.dumps(call["model_call_id"])
+    first, *others = account.split(_UNNAMED)
+    pieces = [first]
+    for other in others:
+        end = other.find(b"}", other.find(b"}") + 1) + 1
+        name = named.get(other[:end])
+        if name is None or other.startswith(_SILENT, end):
+            return None
+        pieces += (name, other)
+    return pieces if others else None
 
 
 def _producer(given: Any, task_id: str, rollout_id: str, gaps: list[Fields]) -> Fields:
@@ -251,15 +306,36 @@ def _captured(capture: Any, gaps: list[Fields]) -> list[Fields]:
 
 def _as_trajectory_call(call: Mapping[str, Any]) -> Fields:
     request, response, request_raw, response_raw = (call.get(name) for name in PAYLOADS)
+    return _call_with(call, request_raw if request is None else request, response_raw if response is None else response)
+
+
+def _call_with(call: Mapping[str, Any], request: Any, response: Any) -> Fields:
+    get = call.get
     return {
-        "model_call_id": call.get("model_call_id"),
-        "started_at": call.get("started_at"),
-        "completed_at": call.get("completed_at"),
-        "duration_ms": call.get("latency_total_ms"),
-        "request": request_raw if request is None else request,
-        "response": response_raw if response is None else response,
-        "response_metadata": {name: call.get(field) for name, field in _METADATA.items()},
-        "token_stats": {name: call.get(field) for name, field in _TOKENS.items()},
+        "model_call_id": get("model_call_id"),
+        "started_at": get("started_at"),
+        "completed_at": get("completed_at"),
+        "duration_ms": get("latency_total_ms"),
+        "request": request,
+        "response": response,
+        "response_metadata": {
+            "response_id": get("response_id"),
+            "model_ref": get("model_ref"),
+            "model": get("model"),
+            "dialect": get("dialect"),
+            "status_code": get("status_code"),
+            "response_status": get("response_status"),
+            "finish_reason": get("finish_reason"),
+            "error_category": get("error_category"),
+            "latency_ttft_ms": get("latency_ttft_ms"),
+        },
+        "token_stats": {
+            "prompt_tokens": get("tokens_in"),
+            "completion_tokens": get("tokens_out"),
+            "reasoning_tokens": get("tokens_reasoning"),
+            "total_tokens": get("tokens_total"),
+            "cached_tokens": get("cached_tokens"),
+        },
     }
 
 

@@ -29,7 +29,7 @@ from nemo_gym.keys import OBSERVED_KEYS, RESPONSE_KEY_NAME, RESPONSES_CREATE_PAR
 from nemo_gym.metrics.columns import RolloutTable
 from nemo_gym.metrics.percentiles import Percentiles
 from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.read import keys_in, plain_records, records
+from nemo_gym.runs.read import keys_in, plain_records, without_observations
 from nemo_gym.runs.record import PREVIOUS_VERDICT_KEY, KeySet, Result, RolloutKey, agent_name_of, task_order
 from nemo_gym.runs.store import RESUME_TO_REPAIR, FileChangedError
 from nemo_gym.schemas.metrics import AggregateMetricsRequest
@@ -404,7 +404,7 @@ class StoredRollouts(Collection[Result]):
         """The numbers of all of them."""
         self.percentiles = Percentiles()
 
-    def add(self, key: RolloutKey, line: Line, result: Result) -> None:
+    def add(self, key: tuple[Any, Any], line: PlainLine, result: Result) -> None:
         """Take in the result that stands on `line`."""
         record = stripped(result)
         content = sendable(record)
@@ -485,8 +485,9 @@ def _read(path: Path, wanted: KeySet | None) -> tuple[dict[str, StoredRollouts],
     """The rollouts that are wanted, of every agent, and how many there are, also of nobody."""
     groups: dict[str, StoredRollouts] = {}
     seen, room = KeySet(), Room()
-    for key, line, result in records(path, "skip"):
+    for key, line, result in plain_records(path, "skip", read=without_observations):
         agent = agent_name_of(result)
+        assert key is not None
         if (wanted is not None and key not in wanted) or not seen.add(key) or agent is None:
             continue
         if agent not in groups:

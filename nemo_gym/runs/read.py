@@ -8,6 +8,7 @@ and whoever makes something new of the file must not lose a line without saying 
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
@@ -25,13 +26,19 @@ from nemo_gym.jsonl import (
     malformation,
     parse,
 )
-from nemo_gym.keys import ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+from nemo_gym.keys import CAPTURE_KEY, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME, TRAJECTORY_KEY
 from nemo_gym.paths import append_own, sync_folder, write_aside
 from nemo_gym.runs.files import corrupt_of
 from nemo_gym.runs.record import KeySet, RolloutKey, Row, plain_key
 
 logger = logging.getLogger(__name__)
 
+_TOLD = b',"%b":{"schema_version":' % TRAJECTORY_KEY.encode()
+_CAPTURED = b',"%b":{"rollout_id":' % CAPTURE_KEY.encode()
+_STAMPED = b',"%b":' % TASK_INDEX_KEY_NAME.encode()
+_LAST_OBSERVED = b'"latency_ttft_ms":'
+_LAST_OBSERVED_BYTES = 48
+"""The end of the last of the captured calls: lines of which nothing was observed are to be known at once."""
 Damaged = Literal["repair", "leave", "skip", "raise"]
 """What to do about lines that are no records.
 
@@ -76,16 +83,24 @@ def records(
 
 
 def plain_records(
-    path: Path, damaged: Damaged, *, may_lack_key: bool = False, on_skipped: OnSkipped | None = None
+    path: Path,
+    damaged: Damaged,
+    *,
+    may_lack_key: bool = False,
+    on_skipped: OnSkipped | None = None,
+    read: Callable[[bytes], Any] = orjson.loads,
 ) -> Iterator[PlainRecord]:
-    """What `records` gives, for those who read millions of them and need no names."""
+    """What `records` gives, for those who read millions of them and need no names.
+
+    `read` may leave out of a record what its reader does not look at.
+    """
     if damaged != "raise" and not path.exists():
         return
     damage = _Damage(path, damaged, on_skipped)
     sound = 0
     for line in iter_plain_lines(path):
         try:
-            value = orjson.loads(line[3])
+            value = read(line[3])
             key = value[TASK_INDEX_KEY_NAME], value[ROLLOUT_INDEX_KEY_NAME]
             hash(key)
         except (KeyError, TypeError):
@@ -99,6 +114,23 @@ def plain_records(
         else:
             damage.note(Line(*line), value, begins=not sound)
     damage.settle(sound)
+
+
+def without_observations(content: bytes) -> Any:
+    """A record without what was observed of its rollout, most of its line, if that stands where a collector puts it.
+
+    Where it seems to, and does not, what is left cannot be read, or all of it is.
+
+    Raises:
+        ValueError: as `orjson.loads`.
+    """
+    if _LAST_OBSERVED in content[-_LAST_OBSERVED_BYTES:]:
+        told, captured = content.find(_TOLD), content.rfind(_CAPTURED)
+        stamped = content.rfind(_STAMPED, told, captured)
+        if 0 < told < stamped < captured:
+            with suppress(ValueError):
+                return orjson.loads(b"%b%b}" % (content[:told], content[stamped:captured]))
+    return orjson.loads(content)
 
 
 def _parsed_or_error(content: bytes) -> Any:

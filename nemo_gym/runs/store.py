@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from nemo_gym.errors import GymError
-from nemo_gym.jsonl import to_line
+from nemo_gym.jsonl import newlines_in, to_line
 from nemo_gym.paths import make_folder, open_own, sync_folder
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import OutputLock
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 SYNC_AFTER_S = 4.0
 """What was written is brought to the disk after so long; with a second for the disk that makes the 5 promised."""
 _CHUNK_BYTES = 1 << 20
-_LONG_LINE_BYTES = 4096
 RESUME_TO_REPAIR = "Go on with +resume_from_cache=true: what is whole stays, the rest is made again"
 
 
@@ -159,19 +158,6 @@ def _new_folder(parent: Path, name: str) -> Path:
     raise StoreError(f"{parent} is full of folders named {name}; remove some")
 
 
-def _count_of_many(chunk: bytes) -> int:
-    return chunk.count(b"\n")
-
-
-def _count_of_few(chunk: bytes) -> int:
-    """The same in a tenth of the time where newlines are far apart."""
-    found, position = 0, chunk.find(b"\n")
-    while position >= 0:
-        found += 1
-        position = chunk.find(b"\n", position + 1)
-    return found
-
-
 class _AppendFile:
     """A file that grows by whole lines, and by nothing else."""
 
@@ -256,9 +242,7 @@ class _AppendFile:
                 if stat.st_size != self._end:
                     raise self._changed(stat.st_size)
                 file.seek(self._start)
-                has_long_lines = self._end - self._start > _LONG_LINE_BYTES * self.lines
-                count = _count_of_few if has_long_lines else _count_of_many
-                found = sum(map(count, iter(lambda: file.read(_CHUNK_BYTES), b"")))
+                found = sum(map(newlines_in, iter(lambda: file.read(_CHUNK_BYTES), b"")))
         except FileNotFoundError:
             raise self._gone() from None
         if found != self.lines:

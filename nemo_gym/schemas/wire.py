@@ -9,7 +9,7 @@ reverse) would train on something else than what was generated, so part of a bun
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypeVar, get_args
 
 import orjson
@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from nemo_gym.jsonl import Unread
-from nemo_gym.keys import OBSERVED_KEYS
+from nemo_gym.jsonl import Unread, parse
+from nemo_gym.keys import OBSERVED_KEYS, TRAJECTORY_KEY
 
 _Model = TypeVar("_Model", bound=BaseModel)
 REQUIRED_TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -45,6 +45,9 @@ LONG_PARTS = b"x-nemo-gym-long"
 _MOST_PARTS = 200
 WRITTEN_BY_US = (b"x-nemo-gym-json", b"compact")
 """The header of a long answer whose numbers are written as orjson writes them: to be stored they need not be read."""
+ACCOUNT_BYTES = b"x-nemo-gym-account-bytes"
+"""The header of an agent's answer that ends with an account written by orjson: how long that is."""
+_ACCOUNT_KEY = b',"%b":' % TRAJECTORY_KEY.encode()
 _LIST = re.compile(rb'"(?:%b)":\[' % "|".join(REQUIRED_TOKEN_FIELDS).encode())
 _set = object.__setattr__
 _IN_LISTS = b"0123456789.,-+eEnul"
@@ -371,12 +374,31 @@ def _put_back(record: Any, lists: list[Unread]) -> bool:
     return not left
 
 
+def with_account_unread(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Any:
+    """What the answer of an agent says, with its account as it is written there.
+
+    None when the headers do not say that there is one at the end: then all of it is to be read.
+    """
+    length = next((value for name, value in headers if name == ACCOUNT_BYTES), None)
+    if length is None:
+        return None
+    try:
+        start = len(body) - len(b"}") - int(length)
+        if not body.endswith(_ACCOUNT_KEY, 0, start):
+            return None
+        record = orjson.loads(body[: start - len(_ACCOUNT_KEY)] + b"}")
+    except ValueError:
+        return None
+    record[TRAJECTORY_KEY] = Unread(body[start:-1])
+    return record
+
+
 def with_lists_read(record: Any) -> Any:
-    """The same record, in which what nobody has read is read after all: what is long, and parameters."""
+    """The same record, in which what nobody has read is read after all: what is long, parameters and an account."""
     for holder in (record, *_holders(record)) if isinstance(record, dict) else ():
         for key, value in holder.items():
             if type(value) is Unread:
-                holder[key] = orjson.loads(value.written)
+                holder[key] = parse(value.written)
     return record
 
 

@@ -19,6 +19,7 @@ import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,7 +51,7 @@ class _Call:
     """A model call under way."""
 
     __slots__ = (
-        *("began_s", "dialect", "first_s", "is_kept", "is_read", "model_call_id"),
+        *("began_s", "dialect", "first_s", "is_kept", "is_ours", "is_read", "model_call_id"),
         *("request", "rollout_id", "started_at"),
     )
 
@@ -66,6 +67,8 @@ class _Call:
         self.is_kept = False
         self.is_read = False
         """Whether an endpoint has read the request as the JSON object that it is."""
+        self.is_ours = False
+        """Whether the JSON of the request is our own writing."""
 
 
 class ModelCallCapture:
@@ -89,6 +92,7 @@ class ModelCallCapture:
         if dialect is None:
             return await call.answer(scope, body, receive, content)
         under_way = _Call(scope, dialect, json_bytes(content) if content is not None else body)
+        under_way.is_ours = getattr(type(content), "model_dump", None) is BaseModel.model_dump  # else it may hold NaN
         try:
             answer = await call.answer(scope, body, receive, content)
         except BaseException as error:
@@ -137,9 +141,10 @@ class ModelCallCapture:
         took_s = time.perf_counter() - call.began_s
         ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
         request = _as_object(call.request, is_known=call.is_read)
+        apart = b"\t" if call.is_ours else b""
         line = (
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
-            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
+            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,%b"request":%b,%b"response":%b'
         ) % (
             call.model_call_id.encode(),
             call.dialect.encode(),
@@ -150,7 +155,9 @@ class ModelCallCapture:
             ttft,
             b"null" if status is None else b"%d" % status,
             b"null" if category is None else b'"%b"' % category.encode(),
+            apart,
             b"null" if request is None else request,
+            apart,
             b"null" if response is None else response,
         )
         if request is None:

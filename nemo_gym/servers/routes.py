@@ -29,7 +29,14 @@ from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.schemas.run_requests import BaseRunRequest, forget, with_row
 from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
-from nemo_gym.schemas.wire import LONG_BYTES, LONG_PARTS, WRITTEN_BY_US, ListsBeside, long_parts_header
+from nemo_gym.schemas.wire import (
+    ACCOUNT_BYTES,
+    LONG_BYTES,
+    LONG_PARTS,
+    WRITTEN_BY_US,
+    ListsBeside,
+    long_parts_header,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -215,16 +222,18 @@ def _as_response(answer: Answer) -> Response:
     return response
 
 
-def json_answer(body: bytes, content: Any = None, *, passed_on: Any = None) -> Answer:
+def json_answer(body: bytes, content: Any = None, *, passed_on: Any = None, account_bytes: int = 0) -> Answer:
     """The answer of an endpoint that has its JSON already; for endpoints that take no more than a body.
 
     `content` is what the JSON says, for callers in this process; `passed_on` the answer of another server, if it is
-    that one's JSON as it came.
+    that one's JSON as it came; `account_bytes` the length of the `ng_trajectory` it ends with, if orjson wrote that.
     """
     length = len(body)
     headers = [(b"content-length", b"%d" % length), _IS_JSON]
     if length >= LONG_BYTES and passed_on is not None:
         headers += [header for header in passed_on.raw_headers if header == WRITTEN_BY_US or header[0] == LONG_PARTS]
+    if account_bytes:
+        headers.append((ACCOUNT_BYTES, b"%d" % account_bytes))
     return Answer(_OK, headers, body, content)
 
 

@@ -136,7 +136,9 @@ class Account:
             resolved = told if isinstance(told, bool) else None
         if not body.endswith(b"}") or body == b"{}":
             return verdict
-        return Verdict(b"%b,%b%b}" % (body[:-1], _TRAJECTORY_KEY, self.as_json(resolved)), verdict.parsed)
+        account = self.as_json(resolved)
+        whole = b"%b,%b%b}" % (body[:-1], _TRAJECTORY_KEY, account)
+        return Verdict(whole, verdict.parsed, account_bytes=len(account))
 
 
 class AccountOfRollout:

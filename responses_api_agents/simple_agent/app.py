@@ -127,7 +127,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return result
         if not result.is_scored():
             return self._validated(result.json)
-        return json_answer(result.json, passed_on=result.answer)
+        return json_answer(result.json, passed_on=result.answer, account_bytes=result.account_bytes)
 
     def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
         try:

@@ -25,6 +25,8 @@ class Verdict(NamedTuple):
     """The same, if the environment is in this process."""
     answer: Any = None
     """The environment's answer, if `json` is all of it and as it came."""
+    account_bytes: int = 0
+    """How long the agent's account at the end of `json` is."""
 
     def is_scored(self) -> bool:
         """Whether this is a whole rollout with a number for its reward, and so can be passed on as it is.

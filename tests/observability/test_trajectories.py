@@ -12,9 +12,14 @@ from nemo_gym.base_responses_api_model import (
     merge_model_call_capture_into_record,
 )
 from nemo_gym.collect.collector import lines_to_upload
+from nemo_gym.jsonl import Unread, to_line
+from nemo_gym.keys import OBSERVED_KEYS
 from nemo_gym.observability.folding import Observing
 from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.read import without_observations
+from nemo_gym.schemas.wire import ACCOUNT_BYTES, with_account_unread, with_lists_read
+from tests.recording.harness import Stage, noisy_endpoint, rows_of_example
 
 ROW = {"_ng_task_index": 3, "_ng_rollout_index": 1, "responses_create_params": {"input": "hi"}}
 SERVER = {"type": "responses_api_models", "name": "policy"}
@@ -207,3 +212,199 @@ def test_trackers_get_neither_trajectories_nor_what_was_said(tmp_path: Path) -> 
     assert "ng_trajectory" not in sent
     assert sent["ng_model_call_capture"]["calls"][0]["model_call_id"] == "call-1"
     assert "request" not in sent["ng_model_call_capture"]["calls"][0]
+
+
+def written(exchange: dict[str, Any]) -> bytes:
+    """A line as a model server writes it if the request is its own writing."""
+    line = orjson.dumps(exchange)
+    return line.replace(b',"request":', b',\t"request":').replace(b',"response":', b',\t"response":')
+
+
+def exchange_of(number: int, **more: Any) -> dict[str, Any]:
+    item = {**CALL_ITEM, "arguments": '{"tab":"\\t"}'}
+    usage = {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 1},
+        "output_tokens": number,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 3 + number,
+    }
+    response = {"id": f"resp_{number}", "model": "m", "status": "completed", "output": [item], "usage": usage}
+    asked = {"input": "a\ttab", "tools": [{"response": {"request": {}}}]}
+    return {
+        **EXCHANGE,
+        "model_call_id": f"call-{number}",
+        "started_at": 10.0 + number,
+        "request": asked,
+        "response": response,
+        **more,
+    }
+
+
+def account_of(*numbers: int, **more: Any) -> dict[str, Any]:
+    """An account as `simple_agent` writes it."""
+    refs = [{"model_call_id": None, "model_ref": SERVER, "response_id": f"resp_{number}"} for number in numbers]
+    names = {"invocation_id": "root", "task_id": "3", "rollout_id": "3-1"}
+    told = {"question": [CALL_ITEM], "answer": [OUTPUT_ITEM], "reasoning_content": None, "resolved": None}
+    turns = [
+        {**names, "turn_no": turn, "timestamp": 10.0 + turn, **told, "step_count": 0, "model_calls": [ref]}
+        for turn, ref in enumerate(refs, 1)
+    ]
+    root = {
+        "kind": "agent_invocation",
+        "invocation_id": "root",
+        "parent_invocation_id": None,
+        "spawned_by_tool_call_id": None,
+        "status": "completed",
+        "duration_ms": 1.5,
+        "error_type": None,
+        "model_calls": refs,
+        "conversation": [CALL_ITEM, OUTPUT_ITEM],
+    }
+    tool = {
+        "kind": "tool_call",
+        "invocation_id": "root",
+        "tool_call_id": "c1",
+        "sandbox_id": None,
+        "tool_name": "look",
+        "started_at": 1.0,
+        "completed_at": 2.0,
+        "duration_ms": 1000.0,
+        "timing_source": "executor",
+        "status": "completed",
+        "error_type": None,
+        "output": "rain",
+    }
+    gap = {"code": "resolution_unavailable", "invocation_id": "root", "detail": None}
+    account = {"schema_version": "1.0", "task_id": "3", "rollout_id": "3-1", "invocations": [root], "turns": turns}
+    return {**account, "model_calls": [], "tool_calls": [tool], "gaps": [gap], **more}
+
+
+def both_ways(tmp_path: Path, account: dict[str, Any]) -> tuple[bytes, bytes, bool]:
+    """The line of a record whose account was left as it is written, that of one which was read; and was it left?"""
+    unread: dict[str, Any] = {**ROW, "reward": 1.0, "ng_trajectory": Unread(orjson.dumps(account))}
+    read: dict[str, Any] = {**ROW, "reward": 1.0, "ng_trajectory": orjson.loads(orjson.dumps(account))}
+    for record in (unread, read):
+        Observing([tmp_path]).fold(ROW, record)
+    return to_line(unread), to_line(read), isinstance(unread["ng_trajectory"], Unread)
+
+
+def test_what_our_servers_wrote_is_folded_unread_to_the_same_bytes(tmp_path: Path) -> None:
+    lines = [written(exchange_of(number)) for number in (1, 2, 3)]
+    lines[1] = lines[1].replace(b'"status":"completed",', b'\t"status": "completed", ')  # as the endpoint wrote it
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
+    unread, read, is_left = both_ways(tmp_path, account_of(1, 2, 3))
+    assert is_left
+    assert unread == read
+    trajectory = orjson.loads(unread)["ng_trajectory"]
+    assert [turn["model_calls"][0]["model_call_id"] for turn in trajectory["turns"]] == ["call-1", "call-2", "call-3"]
+    assert trajectory["model_calls"][1]["request"] == exchange_of(2)["request"]
+
+
+def test_a_rollout_of_bundled_servers_is_folded_unread(tmp_path: Path) -> None:
+    row = rows_of_example(1)[0]
+    observing: dict[str, Any] = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
+    with noisy_endpoint() as endpoint, Stage(endpoint.port, **observing) as stage:
+        record = stage.stored(row)
+    told = record["ng_trajectory"]
+    assert isinstance(told, Unread)
+    read = {**record, "ng_trajectory": orjson.loads(told.written)}
+    for each in (record, read):
+        Observing([tmp_path]).fold(row, each)
+    assert isinstance(record["ng_trajectory"], Unread)
+    assert to_line(record) == to_line(read)
+    assert TrajectoryRecord.model_validate(read["ng_trajectory"]).turns
+
+
+ODD_FILES: dict[str, Any] = {
+    "nothing": [],
+    "another's writing": [orjson.dumps(exchange_of(1)), written(exchange_of(2))],
+    "a stream": [written(exchange_of(1)), written(exchange_of(2, response_raw="data: {}"))],
+    "an error": [written(exchange_of(1)), written(exchange_of(2, response=None, response_raw="no"))],
+    "no model": [written(exchange_of(1)), written(exchange_of(2, response={"id": "resp_2"}))],
+    "not in order": [written(exchange_of(2)), written(exchange_of(1))],
+    "the same answer twice": [written(exchange_of(1)), written(exchange_of(2)), written(exchange_of(2))],
+    "a call too few": [written(exchange_of(1))],
+    "torn in the end": [written(exchange_of(1)), written(exchange_of(2))[:-30]],
+    "torn in a request": [written(exchange_of(1))[:320] + written(exchange_of(2))],
+    "torn in an answer": [written(exchange_of(1))[:-9] + written(exchange_of(2))],
+    "torn after an answer": [written(exchange_of(1))[:-1] + written(exchange_of(2))],
+    "no JSON": [b"\t\t", written(exchange_of(1)), written(exchange_of(2))],
+}
+
+
+@pytest.mark.parametrize("lines", ODD_FILES.values(), ids=ODD_FILES)
+def test_files_that_are_odd_are_read_after_all(tmp_path: Path, lines: list[bytes]) -> None:
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"".join(line + b"\n" for line in lines))
+    unread, read, is_left = both_ways(tmp_path, account_of(1, 2))
+    assert not is_left
+    assert unread == read
+
+
+ODD_ACCOUNTS = {
+    "of another rollout": account_of(1, 2, rollout_id="4-1"),
+    "redacted": account_of(1, 2, gaps=[{"code": "multimodal_history_redacted", "invocation_id": None, "detail": None}]),
+    "with calls of its own": account_of(1, 2, model_calls=[{"model_call_id": "x"}]),
+    "with a tool that said nothing": account_of(
+        1, 2, tool_calls=[{**account_of(1)["tool_calls"][0], "output": None, "tool_call_id": "c1"}]
+    ),
+    "with a tool call twice": account_of(1, 2, tool_calls=account_of(1)["tool_calls"] * 2),
+    "silent": account_of(1, 2, invocations=[{**account_of(1, 2)["invocations"][0], "conversation": []}]),
+    "without turns": account_of(),
+    "invalid": {"schema_version": "1.0"},
+}
+
+
+@pytest.mark.parametrize("account", ODD_ACCOUNTS.values(), ids=ODD_ACCOUNTS)
+def test_accounts_that_are_odd_are_read_after_all(tmp_path: Path, account: dict[str, Any]) -> None:
+    lines = [written(exchange_of(number)) for number in (1, 2)]
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
+    unread, read, is_left = both_ways(tmp_path, account)
+    assert not is_left
+    assert unread == read
+
+
+def test_a_call_that_is_missing_is_told_of_an_account_that_nobody_read(tmp_path: Path) -> None:
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(written(exchange_of(1)) + b"\n")
+    CaptureStore(tmp_path).mark_incomplete("3-1")
+    unread, read, is_left = both_ways(tmp_path, account_of(1))
+    assert not is_left
+    assert unread == read
+    assert b"model_call_capture_incomplete" in unread
+
+
+def test_metrics_leave_out_what_was_observed_wherever_it_can_be_told(tmp_path: Path) -> None:
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(written(exchange_of(1)) + b"\n")
+    row = {name: ROW[name] for name in ("_ng_task_index", "_ng_rollout_index")}
+    record: dict[str, Any] = {
+        "reward": 1.0,
+        "ng_trajectory": Unread(orjson.dumps(account_of(1))),
+        **row,
+        "_ng_timing": {},
+    }
+    Observing([tmp_path]).fold(ROW, record)
+    whole = orjson.loads(to_line(record))
+    plain = {name: value for name, value in whole.items() if name not in OBSERVED_KEYS}
+
+    assert without_observations(to_line(record).rstrip()) == plain
+    nested = {"about": {"ng_trajectory": {"schema_version": "1.0"}, "_ng_task_index": 1}, **whole}
+    left = without_observations(orjson.dumps(nested))
+    assert {name: value for name, value in left.items() if name not in OBSERVED_KEYS} == {
+        **plain,
+        "about": nested["about"],
+    }
+    assert without_observations(orjson.dumps(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_left"),
+    [([], False), ([(ACCOUNT_BYTES, b"2")], False), ([(ACCOUNT_BYTES, b"x")], False), ([(ACCOUNT_BYTES, b"8")], True)],
+)
+def test_an_account_is_left_unread_only_where_its_agent_says_how_long_it_is(
+    headers: list[tuple[bytes, bytes]], is_left: bool
+) -> None:
+    record = with_account_unread(b'{"reward":1,"ng_trajectory":{"a":[]}}', headers)
+    assert (record is not None) is is_left
+    if is_left:
+        assert record["ng_trajectory"].written == b'{"a":[]}'
+        assert with_lists_read(record) == {"reward": 1, "ng_trajectory": {"a": []}}

@@ -18,7 +18,7 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.client import ServerClient
-from nemo_gym.http.request import raise_for_status
+from nemo_gym.http.request import get_json_to_store, raise_for_status
 from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.http.transports.memory import register_local_app, unregister_local_app
 from nemo_gym.keys import AGENTS_TYPE
@@ -129,6 +129,15 @@ class Stage:
             return list(await asyncio.gather(*(self._one(row, told, slots) for row in rows)))
 
         return self._runner.run(all_of_them())
+
+    def stored(self, row: Row) -> Row:
+        """What a collector has of a rollout before it stores it."""
+
+        async def made() -> Row:
+            answer = await self._client.post(server_name=self._agent, url_path="/run", json=row)
+            return stamp(row, await get_json_to_store(answer))
+
+        return self._runner.run(made())
 
     async def _one(self, row: Row, told: Callable[[Row], object], slots: asyncio.Semaphore) -> Row:
         try:
