@@ -26,7 +26,7 @@ _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 _FILES_KEPT_BACK = 128
 """For files, logs and the questions asked of servers beside the rollouts."""
 _MOST_TOGETHER = 32
-_WAIT_FOR_OTHERS_S = 0.001
+_WAIT_FOR_OTHERS_S = 0.002
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -154,8 +154,8 @@ class Together(Generic[T]):
     Where hundreds of calls are under way, what is done for each of them finds its code and data gone from the
     processor's caches, and drives out those of the others: done one after another it takes half the time. Callers enter
     (`with together:`) when they know that they will have something to do, and wait for `done` with it. It is done when
-    all who entered wait, when `_MOST_TOGETHER` do, or a millisecond after the first: in order, by `each`, then `finish`
-    for all of them. Who is alone never waits, and who is cancelled meanwhile has nothing done for him.
+    all who entered wait, when `_MOST_TOGETHER` do, or two milliseconds after the first: in order, by `each`, then
+    `finish` for all of them. Who is alone never waits, and who is cancelled meanwhile has nothing done for him.
     """
 
     def __init__(self, each: Callable[[T], None], finish: Callable[[], None] = lambda: None) -> None:
