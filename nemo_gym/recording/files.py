@@ -3,9 +3,9 @@
 A recording is a folder. Every model server that records makes a file of its own in it, `<server>-<host>-<pid>-….calls`,
 so that any number of servers, replicas and hosts can write at once. A file is a row of frames and nothing else. A frame
 is 64 bytes that say which call it is and how long it is, with a checksum of their own, and then the call: the answer as
-it was sent, and JSON about it, the request included, compressed if zstandard is there. A frame is written by one system
-call before the answer goes out, so a killed server loses at most the call that was in flight; what it left of that at
-the end of its file is passed over.
+it was sent, and JSON about it, the request included, compressed if zstandard is there. A frame is written before the
+answer goes out, with those of calls that end at the same time, by one system call. So a killed server loses at most the
+calls that were in flight; what it left of one at the end of its file is passed over.
 
 `<file>.idx` has an entry for every frame. It is made when a recording is opened and may be deleted at any time.
 """
@@ -21,8 +21,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.jsonl import parse
 from nemo_gym.paths import write_aside
-from nemo_gym.rollout_correlation import without_attempt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +47,8 @@ _WORTH_COMPRESSING = 4096
 """Bytes of a call; less would take longer to compress than to write."""
 _MOST_BYTES = 1 << 31
 """Of one call."""
+_MOST_BYTES_AT_ONCE = 4_000_000
+"""Of calls that wait to be written together."""
 _INDEX_HEAD = struct.Struct("<4sIQQ")
 _INDEX_MAGIC = b"NGI1"
 _ENTRY_FIELDS = ("high", "low", "sample", "ended_ns", "offset", "ordinal", "size")
@@ -70,13 +70,6 @@ def is_missing_call(error: BaseException) -> bool:
     """Whether an error is what a server says that cannot answer a call from its recording."""
     names = (MissingCallError.__name__, DamagedRecordingError.__name__)
     return getattr(error, "error_class", None) in names
-
-
-@lru_cache(4096)
-def sample_of(rollout_id: str | None) -> int:
-    """What stands in a frame for the rollout of a call; all attempts at a rollout have the same."""
-    sample = "" if rollout_id is None else without_attempt(rollout_id)
-    return int.from_bytes(blake2b(sample.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
 class CallKey(NamedTuple):
@@ -160,7 +153,8 @@ class Writer:
         self.is_full = False
         self._max_bytes = max_bytes
         self._total = self._looked_at_s = 0.0
-        self._size = 0
+        self._size = self._added = 0
+        self._frames: list[bytes] = []
         self._descriptor: int | None = None
         zstandard = _zstandard()
         self._compress = None if zstandard is None else zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress
@@ -169,42 +163,57 @@ class Writer:
         self, key: CallKey, sample: int, response: bytes, about: bytes, ended_ns: int | None = None
     ) -> Frame | None:
         """Keep a call; None when it is not kept, because there is no room: that is said once, and nothing follows."""
+        frame = self.add(key, sample, response, about, ended_ns or time.time_ns())
+        return frame if self.write() else None
+
+    def add(self, key: CallKey, sample: int, response: bytes, about: bytes, ended_ns: int) -> Frame | None:
+        """Keep a call with the next `write`; None when it is not kept."""
         if self.is_full:
             return None
         raw = response + about
         is_compressed = self._compress is not None and len(raw) >= _WORTH_COMPRESSING
         stored = self._compress(raw) if is_compressed else raw  # type: ignore[misc]
-        size, ended_ns = HEAD_BYTES + len(stored), ended_ns or time.time_ns()
+        size = HEAD_BYTES + len(stored)
         if len(raw) > _MOST_BYTES:
             logger.warning("a call of %d bytes is too large to be recorded", len(raw))
             return None
-        if self._max_bytes is not None and self._folder_bytes() + size > self._max_bytes:
+        if self._max_bytes is not None and self._folder_bytes() + self._added + size > self._max_bytes:
             self._stop(f"the recording in {self.path.parent} has reached max_bytes={self._max_bytes}")
             return None
+        if self._added + size > _MOST_BYTES_AT_ONCE:
+            self.write()
         flags = _IS_ZSTD if is_compressed else 0
         head = _HEAD.pack(
             _MAGIC, flags, *key[:2], sample, ended_ns, key.ordinal, len(response), len(raw), len(stored),
             zlib.crc32(stored), 0,
         )[:-4]  # fmt: skip
-        frame = Frame(key, sample, ended_ns, self._size, size)
-        return frame if self._write(b"".join((head, zlib.crc32(head).to_bytes(4, "little"), stored))) else None
+        frame = Frame(key, sample, ended_ns, self._size + self._added, size)
+        self._frames.append(b"".join((head, zlib.crc32(head).to_bytes(4, "little"), stored)))
+        self._added += size
+        return frame
 
-    def _write(self, frame: bytes) -> bool:
+    def write(self) -> bool:
+        """Write what was added, by one system call; whether all of it could be."""
+        frames, self._frames, self._added = self._frames, [], 0
+        if not frames:
+            return not self.is_full
+        data = b"".join(frames)
         try:
             if self._descriptor is None:
                 flags = os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, 0o666)
                 with contextlib.suppress(OSError):  # for `prune`; there are file systems without locks
                     fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            written = os.write(self._descriptor, frame)
-            if written < len(frame):
-                os.ftruncate(self._descriptor, self._size)
-                raise OSError(f"only {written} of {len(frame)} bytes could be written")
+            written = os.write(self._descriptor, data)
+            if written < len(data):
+                whole = [end for end in accumulate(map(len, frames)) if end <= written]
+                os.ftruncate(self._descriptor, self._size + (whole[-1] if whole else 0))
+                raise OSError(f"only {written} of {len(data)} bytes could be written")
         except OSError as error:
             self._stop(f"{self.path} cannot be written ({error})")
             return False
-        self._size += len(frame)
-        self._total += len(frame)
+        self._size += len(data)
+        self._total += len(data)
         return True
 
     def _stop(self, why: str) -> None:

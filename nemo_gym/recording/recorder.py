@@ -25,15 +25,16 @@ from nemo_gym.paths import make_folder
 from nemo_gym.recording.files import (
     CallKey,
     DamagedRecordingError,
+    Frame,
     Index,
     MissingCallError,
     Writer,
     call_files,
     read_call,
-    sample_of,
 )
-from nemo_gym.recording.requests import Asked, Settings, asked, first_difference, joined, request_json
+from nemo_gym.recording.requests import Asked, Settings, asked, first_difference, joined, request_json, sample_of
 from nemo_gym.rollout_correlation import current_execution, current_rollout_id
+from nemo_gym.runtime import Together
 from nemo_gym.schemas.server_config import BaseRunServerInstanceConfig, RecordingConfig, RecordingMode
 from nemo_gym.terminal import shown
 
@@ -46,6 +47,16 @@ _MOST_REMEMBERED = 1024
 _MOST_STEPS = 10_000
 _MOST_SHOWN = 80
 _HALVES = struct.Struct("<QQ")
+
+
+class Arrived(NamedTuple):
+    """A call that came in, of which nobody has read yet what it asks; its body must stay as it is until it is kept."""
+
+    rollout_id: str | None
+    execution: str
+    body: BaseModel
+    dialect: str
+    started_ns: int
 
 
 class Call(NamedTuple):
@@ -103,6 +114,9 @@ class Recorder:
         self._known: Settings | None = None
         self._has_warned = False
         self._writer: Writer | None = None
+        self._added: list[Frame] = []
+        self.together = Together(self._add, self._write)
+        """Entered by calls that are answered, so that those which end at the same time are recorded at once."""
         self._index: Index | None = None
         if self.mode is not RecordingMode.REPLAY:
             make_folder(self.folder)
@@ -123,20 +137,27 @@ class Recorder:
         logger.info("%s: %d recorded calls in %s", self._server, len(index), self.folder)
         return index
 
+    def arrived(self, dialect: str, body: BaseModel) -> Arrived:
+        """A request that need not be looked for, so that it can be read when it is kept."""
+        rollout_id = current_rollout_id()
+        return Arrived(rollout_id, current_execution() or rollout_id or "", body, dialect, time.time_ns())
+
     def call(self, dialect: str, body: BaseModel) -> Call:
         """A request as it is looked for and kept."""
-        rollout_id = current_rollout_id()
+        return self._read(self.arrived(dialect, body))
+
+    def _read(self, arrived: Arrived) -> Call:
+        rollout_id, execution, body, dialect, started_ns = arrived
         if rollout_id is None:
             self._warn_once()
         sample = sample_of(rollout_id)
-        execution = current_execution() or rollout_id or ""
         before = self._last.get((execution, dialect))
         start = b"%b%d %b" % (self._start, sample, dialect.encode())
         made = asked(body, dialect, start, before and before[1], self._known)
         self._known = made.settings
         if not made.items_before:
             before = None
-        return Call(made, before, sample, rollout_id or "", execution, body, dialect, time.time_ns())
+        return Call(made, before, sample, rollout_id or "", execution, body, dialect, started_ns)
 
     def _warn_once(self) -> None:
         if not self._has_warned:
@@ -178,22 +199,42 @@ class Recorder:
 
     def keep(self, call: Call, response: bytes, content: Any = None) -> None:
         """Record the answer to a call; an answer that says that the model failed is not kept."""
-        if self._writer is None or getattr(content, "error", None) is not None:
-            return
+        if self._writer is not None and getattr(content, "error", None) is None:
+            self._add((call, response, time.time_ns()))
+            self._write()
+
+    async def kept(self, call: Call | Arrived, response: bytes, content: Any = None) -> None:
+        """The same, together with calls that end at the same time."""
+        if self._writer is not None and getattr(content, "error", None) is None:
+            await self.together.done((call, response, time.time_ns()))
+
+    def _add(self, answered: tuple[Call | Arrived, bytes, int]) -> None:
+        assert self._writer is not None
+        call, response, ended_ns = answered
+        if type(call) is Arrived:
+            call = self._read(call)
+        assert type(call) is Call
         counts = self._counts_of(call.execution)
         key = _key(call, counts.get(call.asked.digest, 0))
         counts[call.asked.digest] = key.ordinal + 1
-        ended_ns = time.time_ns()
-        frame = self._writer.append(key, call.sample, response, self._about(call, key, ended_ns), ended_ns)
+        frame = self._writer.add(key, call.sample, response, self._about(call, key, ended_ns), ended_ns)
         if frame is None:
             return
         self._remember(call, key)
         if self._index is not None:
-            self._index.add(self._writer.path, frame)
+            self._added.append(frame)
+
+    def _write(self) -> None:
+        assert self._writer is not None
+        if self._writer.write() and self._index is not None:
+            for frame in self._added:
+                self._index.add(self._writer.path, frame)
+        self._added.clear()
 
     def close(self) -> None:
         """Let the files go."""
         if self._writer is not None:
+            self.together.do_now()
             self._writer.close()
 
     def _counts_of(self, execution: str) -> dict[bytes, int]:

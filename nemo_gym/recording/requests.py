@@ -6,11 +6,14 @@ same rollout, where it does: only that is written out, hashed and recorded.
 
 import json
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel
+
+from nemo_gym.rollout_correlation import without_attempt
 
 _GENERATED_FIELD = re.compile(
     rb'id":"(?:(?<="id":")(?<!"prompt":\{"id":")|(?<="call_id":")|(?<="tool_call_id":")|(?<="item_id":")'
@@ -48,6 +51,13 @@ class Asked(NamedTuple):
     settings: Settings
     hashed: Any
     numbers: Numbers
+
+
+@lru_cache(4096)
+def sample_of(rollout_id: str | None) -> int:
+    """What stands in a frame for the rollout of a call; all attempts at a rollout have the same."""
+    sample = "" if rollout_id is None else without_attempt(rollout_id)
+    return int.from_bytes(blake2b(sample.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
 def asked(

@@ -24,10 +24,10 @@ from nemo_gym.recording.files import (
     Scan,
     call_files,
     read_call,
-    sample_of,
     scan,
 )
 from nemo_gym.recording.recorder import whole_request
+from nemo_gym.recording.requests import sample_of
 
 _NANOSECONDS = 1_000_000_000
 _SECONDS_OF_A_DAY = 24 * 60 * 60

@@ -1,11 +1,12 @@
 """The agent's own account of a rollout: a turn for every model call, its question and answer, and the times of tools.
 
-It is kept only while a run observes its rollouts. Items are written as JSON once, however many turns repeat them.
+It is kept only while a run observes its rollouts. Items are written as JSON once and in the end, however many turns
+repeat them.
 """
 
 import time
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel
@@ -20,17 +21,35 @@ _RESOLVED = b'"resolved"'
 _FAILED = 400
 
 
+class _Turn:
+    __slots__ = ("answer_id", "asked_at", "end", "start", "step_count")
+
+    def __init__(self, answer_id: str | None, asked_at: float, start: int, end: int, step_count: int) -> None:
+        self.answer_id = answer_id
+        self.asked_at = asked_at
+        self.start = start
+        """How many items were asked; from there to `end` they are the answer."""
+        self.end = end
+        self.step_count = step_count
+
+
+class _Tool(NamedTuple):
+    call: NeMoGymResponseFunctionToolCall
+    text: str
+    status: int | None
+    started_at: float
+    took_s: float
+
+
 class Account:
-    """What one conversation was like, from the agent's point of view."""
+    """What one conversation was like, from the agent's point of view: noted while it goes on, and told in the end."""
 
     def __init__(self, asked: list[Any], model_server: str, rollout_id: str, task_id: str) -> None:
-        self._items = [_fragment(item) for item in asked]
+        self._items = list(asked)
         self._model_ref = {"type": "responses_api_models", "name": model_server}
         self._names = {"invocation_id": ROOT, "task_id": task_id, "rollout_id": rollout_id}
-        self._turns: list[dict[str, Any]] = []
-        self._tools: list[dict[str, Any]] = []
-        self._gaps: list[dict[str, Any]] = []
-        self._refs: list[dict[str, Any]] = []
+        self._turns: list[_Turn] = []
+        self._tools: list[_Tool] = []
         self._asked_at = 0.0
         self._began = time.perf_counter()
         self._tool_began = (0.0, 0.0)
@@ -43,29 +62,9 @@ class Account:
 
     def model_has_answered(self, answer: NeMoGymResponse) -> None:
         """Note a turn."""
-        number, question = len(self._turns) + 1, list(self._items)
-        answered = [(item, _fragment(item)) for item in answer.output]
-        self._items += [fragment for _, fragment in answered]
-        thoughts = [fragment for item, fragment in answered if item.type == "reasoning"]
-        refs = []
-        if answer.id:
-            refs = [{"model_call_id": None, "model_ref": self._model_ref, "response_id": answer.id}]
-        else:
-            self._gaps.append(_gap("model_call_reference_unavailable", f"turn:{number}"))
-        self._refs += refs
-        self._turns.append(
-            {
-                **self._names,
-                "turn_no": number,
-                "timestamp": self._asked_at,
-                "question": question,
-                "answer": [fragment for item, fragment in answered if item.type != "reasoning"],
-                "reasoning_content": thoughts or None,
-                "resolved": None,
-                "step_count": len(self._tools),
-                "model_calls": refs,
-            }
-        )
+        start = len(self._items)
+        self._items += answer.output
+        self._turns.append(_Turn(answer.id, self._asked_at, start, len(self._items), len(self._tools)))
 
     def tool_is_called(self) -> None:
         """A tool is about to be called."""
@@ -76,33 +75,23 @@ class Account:
     ) -> None:
         """Note what a tool said; without a status it was not asked, or did not answer in time."""
         started_at, began = self._tool_began
-        took_s = time.perf_counter() - began
-        has_failed = status is None or status >= _FAILED
-        self._items.append(_fragment(item))
-        self._tools.append(
-            {
-                "kind": "tool_call",
-                "invocation_id": ROOT,
-                "tool_call_id": call.call_id,
-                "sandbox_id": None,
-                "tool_name": call.name,
-                "started_at": started_at,
-                "completed_at": started_at + took_s,
-                "duration_ms": took_s * 1000,
-                "timing_source": "executor",
-                "status": "failed" if has_failed else "completed",
-                "error_type": (_error_type(text) if status is None else f"http_{status}") if has_failed else None,
-                "output": text,
-            }
-        )
-        self._turns[-1]["step_count"] = len(self._tools)
+        self._items.append(item)
+        self._tools.append(_Tool(call, text, status, started_at, time.perf_counter() - began))
+        self._turns[-1].step_count = len(self._tools)
 
     def as_json(self, resolved: bool | None) -> bytes:
         """The account in the shape of `TrajectoryRecord`; `resolved` is what the verdict says, if it does."""
-        if self._turns:
-            self._turns[-1]["resolved"] = resolved
+        fragments = [_fragment(item) for item in self._items]
+        turns = [self._told(turn, number, fragments) for number, turn in enumerate(self._turns, 1)]
+        gaps = [
+            _gap("model_call_reference_unavailable", f"turn:{turn['turn_no']}")
+            for turn in turns
+            if not turn["model_calls"]
+        ]
+        if turns:
+            turns[-1]["resolved"] = resolved
         if resolved is None:
-            self._gaps.append(_gap("resolution_unavailable"))
+            gaps.append(_gap("resolution_unavailable"))
         root = {
             "kind": "agent_invocation",
             "invocation_id": ROOT,
@@ -111,8 +100,8 @@ class Account:
             "status": "completed" if self.is_complete else "incomplete",
             "duration_ms": (time.perf_counter() - self._began) * 1000,
             "error_type": None,
-            "model_calls": self._refs,
-            "conversation": self._items,
+            "model_calls": [ref for turn in turns for ref in turn["model_calls"]],
+            "conversation": fragments,
         }
         return orjson.dumps(
             {
@@ -120,12 +109,28 @@ class Account:
                 "task_id": self._names["task_id"],
                 "rollout_id": self._names["rollout_id"],
                 "invocations": [root],
-                "turns": self._turns,
+                "turns": turns,
                 "model_calls": [],
-                "tool_calls": self._tools,
-                "gaps": self._gaps,
+                "tool_calls": [_told_of_tool(tool) for tool in self._tools],
+                "gaps": gaps,
             }
         )
+
+    def _told(self, turn: _Turn, number: int, fragments: list[orjson.Fragment]) -> dict[str, Any]:
+        answered = range(turn.start, turn.end)
+        thoughts = [fragments[at] for at in answered if self._items[at].type == "reasoning"]
+        ref = {"model_call_id": None, "model_ref": self._model_ref, "response_id": turn.answer_id}
+        return {
+            **self._names,
+            "turn_no": number,
+            "timestamp": turn.asked_at,
+            "question": fragments[: turn.start],
+            "answer": [fragments[at] for at in answered if self._items[at].type != "reasoning"],
+            "reasoning_content": thoughts or None,
+            "resolved": None,
+            "step_count": turn.step_count,
+            "model_calls": [ref] if turn.answer_id else [],
+        }
 
     def added_to(self, verdict: Verdict) -> Verdict:
         """A verdict with the account in it."""
@@ -153,6 +158,25 @@ class AccountOfRollout:
 
 KEPT: ContextVar[AccountOfRollout | None] = ContextVar("simple_agent_account", default=None)
 """Set while a rollout is made that is observed."""
+
+
+def _told_of_tool(tool: _Tool) -> dict[str, Any]:
+    call, text, status, started_at, took_s = tool
+    has_failed = status is None or status >= _FAILED
+    return {
+        "kind": "tool_call",
+        "invocation_id": ROOT,
+        "tool_call_id": call.call_id,
+        "sandbox_id": None,
+        "tool_name": call.name,
+        "started_at": started_at,
+        "completed_at": started_at + took_s,
+        "duration_ms": took_s * 1000,
+        "timing_source": "executor",
+        "status": "failed" if has_failed else "completed",
+        "error_type": (_error_type(text) if status is None else f"http_{status}") if has_failed else None,
+        "output": text,
+    }
 
 
 def _fragment(item: Any) -> orjson.Fragment:

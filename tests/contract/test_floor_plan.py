@@ -22,7 +22,6 @@ APART_FROM_THEIR_READER = {
     "cli/entry.py": "what processes begin with",
     "launch/warden_process.py": "the program of another process",
     "observability/trajectories.py": "loaded only for rollouts that are observed",
-    "recording/requests.py": "a subject of its own: which calls are the same",
     "sandbox/config.py": "a name that programs elsewhere import",
     "sandbox/utils.py": "a name that programs elsewhere import",
 }

@@ -12,6 +12,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from pydantic import field_serializer
 
 from nemo_gym.base_responses_api_model import (
     CaptureStore,
@@ -23,7 +24,10 @@ from nemo_gym.base_responses_api_model import (
     read_model_call_records,
 )
 from nemo_gym.errors import ConfigError
+from nemo_gym.http.request import json_bytes
 from nemo_gym.observability.streams import rebuilt
+from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.servers.capture import request_json
 from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, TOOL, speaking
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -97,6 +101,40 @@ def test_a_call_is_on_disk_when_its_answer_has_ended(
     assert first.completed_at >= first.started_at
     assert (first.latency_ttft_ms is not None) is stream
     assert (first.response_raw is not None) is stream
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi \n \u00e9 \U0001f600"},
+    {"role": "user", "content": [{"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": "x"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
+    {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+     "content": [{"type": "output_text", "text": "well", "annotations": []}]},
+    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "3"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("items", [ITEMS, "hi", ITEMS[:1]])
+def test_a_request_that_was_handed_over_is_captured_as_it_would_have_been_sent(items: Any) -> None:
+    more = {"tools": [TOOL], "temperature": 0.1, "max_output_tokens": 1 << 40, "metadata": {"a": "b"}}
+    for given in (
+        {"input": items},
+        {"input": items, **more},
+        {"input": items, "top_p": 1e-7, "max_output_tokens": 1 << 70},
+    ):
+        body = NeMoGymResponseCreateParamsNonStreaming.model_validate(given)
+        assert request_json(body) == json_bytes(body)
+
+
+def test_what_writes_itself_is_left_to_do_so() -> None:
+    class Own(NeMoGymResponseCreateParamsNonStreaming):
+        @field_serializer("temperature")
+        def _told(self, value: float) -> str:
+            return f"{value} degrees"
+
+    body = Own(input="hi", temperature=0.5)
+
+    assert b"0.5 degrees" in request_json(body)
 
 
 def test_a_call_that_names_no_rollout_is_not_captured(url: str, folder: Path) -> None:

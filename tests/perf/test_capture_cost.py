@@ -9,8 +9,8 @@ from tests.perf.test_recording_cost import ROLLOUTS, collect
 from tests.recording.harness import noisy_endpoint
 
 ROUNDS = 4
-MOST_TO_CAPTURE = 1.45
-"""The aim is 1.10; 1.22 to 1.30 was measured, so this only finds what is far off."""
+MOST_TO_CAPTURE = 1.35
+"""The aim is 1.10; 1.20 to 1.27 was measured in six rounds, 1.28 to 1.40 while each call was captured by itself."""
 
 
 def test_observing_a_thousand_rollouts_costs_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

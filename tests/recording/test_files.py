@@ -19,9 +19,9 @@ from nemo_gym.recording.files import (
     Writer,
     call_files,
     read_call,
-    sample_of,
     scan,
 )
+from nemo_gym.recording.requests import sample_of
 from nemo_gym.recording.upkeep import calls_of_rollout, prune, take_inventory
 
 ABOUT = (
@@ -203,6 +203,27 @@ def test_a_folder_that_vanishes_ends_recording_not_the_run(tmp_path: Path, caplo
 
     assert writer.append(key_of(1), 0, b"{}", ABOUT) is None
     assert writer.append(key_of(2), 0, b"{}", ABOUT) is None
+    assert caplog.text.count("not recorded") == 1
+
+
+def test_of_calls_written_at_once_those_are_kept_for_which_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path, "policy")
+    frames = [writer.add(key_of(number), 0, b'"answer"', ABOUT, number) for number in range(5)]
+    assert not writer.path.exists()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert frames[3] is not None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (frames[3].offset + 9, hard))  # as if the disk were full
+    try:
+        assert not writer.write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert writer.append(key_of(9), 0, b"{}", ABOUT) is None
+    writer.close()
+
+    found = scan(writer.path, verify=True)
+    assert (found.frames, found.damage, found.torn_bytes) == (frames[:3], [], 0)
     assert caplog.text.count("not recorded") == 1
 
 

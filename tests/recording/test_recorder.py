@@ -1,5 +1,6 @@
 """Which calls are the same: what a recording is asked for, what it answers, and what it never holds."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,54 @@ def test_equal_calls_of_a_rollout_are_answered_in_their_order_and_those_of_other
         ask(replaying)
     with pytest.raises(MissingCallError, match=r"call 1 of rollout 7-0 .* no call of this rollout is"):
         ask(replaying, rollout_id="7-0", execution="z")
+
+
+def test_calls_that_end_together_are_recorded_when_they_go_on_and_who_is_cancelled_is_not(tmp_path: Path) -> None:
+    keeping = recorder(tmp_path, "record")
+
+    async def asked_by(rollout_id: str, *texts: str) -> None:
+        for number, text in enumerate(texts):
+            with rollout_context(rollout_id, rollout_id), keeping.together:
+                call = keeping.arrived("responses", request(text))
+                await asyncio.sleep(0)
+                await keeping.kept(call, f"{rollout_id} {number}".encode())
+            (path,) = call_files(tmp_path)
+            assert read_call(path, scan(path).frames[-1]).response.endswith(str(number).encode())
+
+    async def all_of_them() -> None:
+        tasks = [asyncio.create_task(asked_by(f"0-{each}", "hello", "hello", "bye")) for each in range(3)]
+        gone = asyncio.create_task(asked_by("0-9", "hello"))
+        with keeping.together:  # one more, which does not end
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.gather(*tasks)
+        assert gone.cancelled()
+
+    asyncio.run(all_of_them())
+    keeping.close()
+    replaying = recorder(tmp_path, "replay")
+    for each in range(3):
+        texts = ["bye", "hello", "hello"]
+        answers = [ask(replaying, text, f"0-{each}", f"again {each}") for text in texts]
+        assert answers == [f"0-{each} {number}" for number in (2, 0, 1)]
+    with pytest.raises(MissingCallError, match="no call of this rollout is"):
+        ask(replaying, rollout_id="0-9", execution="z")
+
+
+def test_what_waits_to_be_recorded_when_a_server_stops_is_recorded(tmp_path: Path) -> None:
+    keeping = recorder(tmp_path, "record")
+
+    async def stopped() -> None:
+        with keeping.together, keeping.together:
+            waiting = asyncio.create_task(keeping.kept(keeping.arrived("responses", request()), b"a"))
+            await asyncio.sleep(0)
+            keeping.close()
+            await waiting
+
+    asyncio.run(stopped())
+
+    assert ask(recorder(tmp_path, "replay"), rollout_id=None) == "a"
 
 
 def test_a_rollout_that_is_worked_on_again_begins_anew(tmp_path: Path) -> None:
