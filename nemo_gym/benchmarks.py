@@ -22,8 +22,8 @@ from pydantic import BaseModel, PrivateAttr
 from nemo_gym.config.components import BENCHMARKS_FOLDER, benchmark_configs, config_name
 from nemo_gym.config.files import load_yaml
 from nemo_gym.config.instances import find_instances
+from nemo_gym.data.declared import Preparation, check_scripts, run_scripts
 from nemo_gym.data.hub import Hub, configured_hub, write_jsonl
-from nemo_gym.data.prepare_scripts import Preparation, check_scripts, run_scripts
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.keys import AGENTS_TYPE, POLICY_MODEL_KEY_NAME, RESOURCES_TYPE

@@ -33,7 +33,7 @@ from nemo_gym.launch.server_processes import host_python_path, python_path_of
 from nemo_gym.observability.store import ModelCallCaptureConfig
 from nemo_gym.process_inputs import inherited_environment
 from nemo_gym.schemas.cli_config import RunConfig
-from nemo_gym.schemas.row_faults import RowFault, merged_faults
+from nemo_gym.schemas.run_requests import RowFault, merged_faults
 from nemo_gym.schemas.server_config import ServerInstanceConfig, is_server_ref
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nemo_gym import prompt as prompts
-from nemo_gym.data.chat_rows import ChatRowError, params_from_chat
-from nemo_gym.data.row_shapes import RowShapes
+from nemo_gym.data.row_shapes import ChatRowError, RowShapes, params_from_chat
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.jsonl import Line, json_type, malformation, parse
 from nemo_gym.keys import (
