@@ -140,7 +140,7 @@ def _print(config: CatalogConfig, rows: list[dict[str, Any]], columns: Mapping[s
     if not rows:
         print_line(f"No {what} match {config.query!r}." if config.query else f"No {what} found.")
         return
-    from nemo_gym.tables import new_table, print_table
+    from nemo_gym.terminal import new_table, print_table
 
     print_line(f"{what.capitalize()} ({', '.join(filter(None, [str(len(rows)), note]))})")
     shown = {**columns, "Description": "description"} if "description" in rows[0] else dict(columns)

@@ -30,8 +30,7 @@ from nemo_gym.launch.requirements import package_name, read_requirements, unmet_
 from nemo_gym.paths import component_search_roots, resolve_for_reading
 from nemo_gym.schemas.cli_config import ListConfig
 from nemo_gym.schemas.server_config import is_server_ref
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import harmless_json, print_line
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
 logger = logging.getLogger(__name__)
 

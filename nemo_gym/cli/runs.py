@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_gym.runs.sockets import LivingRun
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import print_line, shown
+from nemo_gym.terminal import new_table, print_line, print_table, shown
 
 _AGENTS_SHOWN = 3
 

@@ -106,7 +106,7 @@ def _print_json(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[V
 
 def _print(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
     from nemo_gym.collect.health import MEANINGS
-    from nemo_gym.tables import new_table, print_table
+    from nemo_gym.terminal import new_table, print_table
 
     found = sorted((finding for finding in findings if finding.count), key=lambda finding: -finding.count)
     if not found:

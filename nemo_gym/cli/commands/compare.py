@@ -64,7 +64,7 @@ def _write_files(config: CompareConfig, comparison: "Comparison", verdicts: "lis
 
 def _print(config: CompareConfig, comparison: "Comparison", verdicts: "list[Verdict]") -> None:
     from nemo_gym.compare.report import headlines, notes, sections
-    from nemo_gym.tables import print_table
+    from nemo_gym.terminal import print_table
 
     for line in headlines(comparison):
         print_line(line)

@@ -9,8 +9,7 @@ from nemo_gym.cli.command import command
 from nemo_gym.cli.runs import print_runs
 from nemo_gym.runs.sockets import LivingRun, Request, ask, find_run
 from nemo_gym.schemas.cli_config import ControlConfig
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import harmless_json, print_line, shown
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table, shown
 
 _ANSWERS_WITHIN_S = 60.0
 

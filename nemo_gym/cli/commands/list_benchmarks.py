@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym.cli.command import command
 from nemo_gym.paths import component_search_roots
 from nemo_gym.schemas.data_config import ListBenchmarksConfig
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import harmless_json
+from nemo_gym.terminal import harmless_json, new_table, print_table
 
 if TYPE_CHECKING:
     from nemo_gym.benchmarks import BenchmarkConfig

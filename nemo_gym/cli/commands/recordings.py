@@ -71,7 +71,7 @@ def _prune(folder: Path, config: RecordingsConfig) -> dict[str, object]:
 
 
 def _print_inventory(inventory: "Inventory", *, is_checked: bool) -> None:
-    from nemo_gym.tables import new_table, print_table
+    from nemo_gym.terminal import new_table, print_table
 
     table = new_table("server", "model", "calls", "superseded", "rollouts", "files", "bytes", "last call")
     for server in inventory.servers:

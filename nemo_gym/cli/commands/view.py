@@ -29,8 +29,8 @@ def main(config: ViewConfig) -> None:
         ng_view +path=results/rollouts.jsonl '+export=report.html' '+where=reward < 1 and output_tokens > 2000'
         ng_view +json=true
     """
+    from nemo_gym.view.api import is_loopback
     from nemo_gym.view.library import Library
-    from nemo_gym.view.security import is_loopback
 
     roots = _roots(config)
     library = Library(roots, _cache_folder())
