@@ -135,4 +135,4 @@ class RewardProfiler(_RewardProfiler):
 
 def reward_profile() -> None:
     """What `ng_reward_profile` does."""
-    import_module("nemo_gym.cli.commands.reward_profile").main()
+    import_module("nemo_gym.cli.functions").run_command("reward_profile")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
-from nemo_gym.cli.registry import PREFIXES, all_options, find_command, known_options, shortcuts_of, text_options
+from nemo_gym.cli.registry import PREFIXES, all_options, find_command, known_options, loaded, shortcuts_of, text_options
 from nemo_gym.cli.shortcuts import MODEL, expand, option_for, with_server
 from nemo_gym.config.checks import unknown_options
 from nemo_gym.config.handover import config_from_environment
@@ -37,7 +37,7 @@ from nemo_gym.keys import (
 from nemo_gym.log import setup_logging
 
 if TYPE_CHECKING:
-    from nemo_gym.cli.command import Loading
+    from nemo_gym.cli.pages import Loading
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def _parser_config(command_line: CommandLine, loading: "Loading") -> GlobalConfi
         offline=loading.offline or not loading.reads_config,
         starts_servers=loading.starts_servers,
         skip_load_from_dotenv=not loading.reads_config,
-        further_checks=loading.further_checks,
+        further_checks=loaded(loading.further_checks) if loading.further_checks else None,
     )
 
 

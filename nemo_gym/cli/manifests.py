@@ -17,7 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
-from nemo_gym.cli.catalog import ManifestError, catalog, load_manifest
+from nemo_gym.cli.catalog import ManifestDataset, ManifestError, Profile, WorkloadManifest, catalog, load_manifest
 from nemo_gym.config.components import (
     BENCHMARKS_FOLDER,
     ENVIRONMENTS_FOLDER,
@@ -36,7 +36,6 @@ from nemo_gym.launch.server_tests import ModulePythons, ServerModule
 from nemo_gym.paths import component_search_roots, resolve_for_reading, write_aside
 from nemo_gym.prompt import apply_prompt_to_row, load_prompt_or_explain
 from nemo_gym.row_files import read_rows
-from nemo_gym.schemas.manifest import ManifestDataset, Profile, WorkloadManifest
 from nemo_gym.schemas.run_requests import BaseRunRequest
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nemo_gym.cli.command import Command, Loading, command, whole_config
+from nemo_gym.cli.command import Command, command, whole_config
+from nemo_gym.cli.pages import Loading
 from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, RunConfig
 

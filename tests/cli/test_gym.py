@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.gym import _parsed, find_leaf, main, translate
+from nemo_gym.cli.commands.gym import _parsed, find_leaf, leaf_page, main, translate
 from nemo_gym.cli.completion import answer
 from nemo_gym.cli.registry import COMMANDS, known_options
 from nemo_gym.cli.tree import GROUPS, TREE, Leaf, spelled_as_gym
-from nemo_gym.cli.tree_help import leaf_page
 from nemo_gym.cli.workloads import InitWorkloadConfig, TestWorkloadConfig, ValidateWorkloadConfig
 from nemo_gym.config.options import options_of
 from nemo_gym.keys import WELL_KNOWN_KEYS

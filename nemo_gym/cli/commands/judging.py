@@ -1,38 +1,30 @@
-"""`ng_check_rollouts`: what is odd about rollouts, with examples and a gate for CI."""
+"""What is odd about rollouts (`ng_check_rollouts`), whether a run is better (`ng_compare`): both with a gate for CI."""
 
 import glob
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemo_gym.cli.command import command
+import orjson
+
+from nemo_gym.collect.health import MEANINGS, Check, Finding, HealthScan, Place
+from nemo_gym.compare import comparison as comparing
+from nemo_gym.compare.comparison import Comparison
+from nemo_gym.compare.gate import Number, Verdict, exit_code, judge, judge_numbers, parse_condition
+from nemo_gym.compare.options import CompareConfig
+from nemo_gym.compare.report import as_csv, as_junit, as_markdown, headlines, notes, render_page, sections, to_json_text
 from nemo_gym.errors import ConfigPathNotFoundError
+from nemo_gym.paths import write_aside
+from nemo_gym.runs.facts import RolloutFilter
+from nemo_gym.runs.files import BESIDE_ROLLOUTS
+from nemo_gym.runs.kinds import require_rollouts
 from nemo_gym.schemas.cli_config import CheckRolloutsConfig
-from nemo_gym.terminal import harmless_json, print_line
-
-if TYPE_CHECKING:
-    from nemo_gym.collect.health import Finding, HealthScan, Place
-    from nemo_gym.compare.gate import Number, Verdict
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
 
-@command(CheckRolloutsConfig, reads_config=False)
-def main(config: CheckRolloutsConfig) -> None:
-    """Look for rollouts that are not what they should be, whatever their reward says.
-
-    Empty answers, answers cut off at the token limit, tools that were offered and never called, loops, arguments of
-    tool calls that are no JSON, refusals, equal answers over all repeats of a task, rewards out of range, rewards that
-    never differ, judges that contradict each other. With fail_if the exit code is 1 if the condition applies, else 0.
-
-    Examples:
-        ng_check_rollouts +input=results/rollouts.jsonl
-        ng_check_rollouts '+input=results/shards/*.jsonl' '+where=reward < 1' +examples=10
-        ng_check_rollouts +input=results/rollouts.jsonl '+fail_if=truncated.share > 0.01 or bad_arguments > 0'
-    """
-    from nemo_gym.collect.health import Check, HealthScan
-    from nemo_gym.compare.gate import exit_code, judge_numbers, parse_condition
-    from nemo_gym.runs.facts import RolloutFilter
-
+def check_rollouts(config: CheckRolloutsConfig) -> None:
+    """`ng_check_rollouts`."""
     names = ["rollouts", "odd", *(name for check in Check for name in (str(check), f"{check}.share"))]
     conditions = [] if config.fail_if is None else [parse_condition(config.fail_if, names)]
     where = None if config.where is None else RolloutFilter(config.where)
@@ -48,16 +40,13 @@ def main(config: CheckRolloutsConfig) -> None:
     if config.json_format:
         _print_json(scan, findings, verdicts)
     else:
-        _print(scan, findings, verdicts)
+        _print_findings(scan, findings, verdicts)
     code = exit_code(verdicts, "fail")
     if code:
         sys.exit(code)
 
 
 def _paths(config: CheckRolloutsConfig) -> list[Path]:
-    from nemo_gym.runs.files import BESIDE_ROLLOUTS
-    from nemo_gym.runs.kinds import require_rollouts
-
     found: list[Path] = []
     for given in [config.input] if isinstance(config.input, str) else config.input:
         path = Path(given).expanduser()
@@ -74,7 +63,7 @@ def _paths(config: CheckRolloutsConfig) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _numbers(scan: "HealthScan", findings: "list[Finding]") -> "dict[str, Number]":
+def _numbers(scan: HealthScan, findings: list[Finding]) -> dict[str, Number]:
     numbers: dict[str, Number] = {"rollouts": float(scan.counts.rollouts), "odd": float(scan.counts.odd)}
     for finding in findings:
         numbers[finding.check] = float(finding.count)
@@ -82,14 +71,12 @@ def _numbers(scan: "HealthScan", findings: "list[Finding]") -> "dict[str, Number
     return numbers
 
 
-def _as_json(place: "Place") -> dict[str, Any]:
+def _as_json(place: Place) -> dict[str, Any]:
     task, repeat = place.key
     return {"file": str(place.path), "line": place.line, "task": task, "repeat": repeat}
 
 
-def _print_json(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
-    import orjson
-
+def _print_json(scan: HealthScan, findings: list[Finding], verdicts: list[Verdict]) -> None:
     checks = {
         str(finding.check): {
             "count": finding.count,
@@ -104,10 +91,7 @@ def _print_json(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[V
     print(harmless_json(orjson.dumps(told, option=orjson.OPT_NON_STR_KEYS).decode()))
 
 
-def _print(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
-    from nemo_gym.collect.health import MEANINGS
-    from nemo_gym.terminal import new_table, print_table
-
+def _print_findings(scan: HealthScan, findings: list[Finding], verdicts: list[Verdict]) -> None:
     found = sorted((finding for finding in findings if finding.count), key=lambda finding: -finding.count)
     if not found:
         print_line(f"Nothing odd in {scan.counts.rollouts:,} rollouts ({len(findings)} checks)")
@@ -125,8 +109,58 @@ def _print(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdic
         print_line(f"Gate: {verdict.line}")
 
 
-def _view(place: "Place") -> str:
+def _view(place: Place) -> str:
     """The command that shows a rollout."""
     task, repeat = place.key
     task_text = f'"{task}"' if isinstance(task, str) else str(task)
     return shlex.join(["ng_view", f"+path={place.path}", f"+where=task == {task_text} and repeat == {repeat}"])
+
+
+def compare(config: CompareConfig) -> None:
+    """`ng_compare`."""
+    conditions = [] if config.fail_if is None else [parse_condition(config.fail_if)]
+    comparison = comparing.compare(config)
+    verdicts = judge(comparison, conditions)
+    _write_files(config, comparison, verdicts)
+    if config.json_format:
+        print(to_json_text(comparison, verdicts))
+    else:
+        _print_comparison(config, comparison, verdicts)
+    code = exit_code(verdicts, config.on_undecided)
+    if code:
+        sys.exit(code)
+
+
+def _write_files(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
+    texts = {
+        ".html": lambda: render_page(comparison, verdicts),
+        ".md": lambda: as_markdown(comparison, verdicts),
+        ".json": lambda: to_json_text(comparison, verdicts) + "\n",
+        ".csv": lambda: as_csv(comparison),
+    }
+    for given in config.output:
+        with write_aside(Path(given)) as file:
+            file.write(texts[Path(given).suffix.lower()]().encode("utf-8", "replace"))
+    if config.junit is not None:
+        with write_aside(Path(config.junit)) as file:
+            file.write(as_junit(comparison, verdicts))
+
+
+def _print_comparison(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
+    for line in headlines(comparison):
+        print_line(line)
+    for title, table in sections(comparison):
+        print_line(f"\n{title}")
+        print_table(table)
+    if any(comparison.flips.values()):
+        paths = ",".join(str(path) for run in comparison.runs for path in run.paths)
+        print_line(f"Read them side by side: {shlex.join(['ng_view', f'+path=[{paths}]'])}")
+    listed = notes(comparison)
+    if listed:
+        print_line("")
+    for note in listed:
+        print_line(f"Note: {note}")
+    for verdict in verdicts:
+        print_line(f"Gate: {verdict.line}")
+    for path in [*config.output, *([config.junit] if config.junit else [])]:
+        print_line(f"Written: {path}")
