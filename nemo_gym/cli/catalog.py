@@ -2,6 +2,10 @@
 
 The same components as in `cli.gallery`, which the `ng_list_...` commands show; here environments and benchmarks are one
 catalog of two kinds, and each entry says what its manifest says, if it has one.
+
+`manifest.yaml` lies beside the `config.yaml` of an environment or benchmark. The config says how a workload runs; the
+manifest says who made it, for what, and under which terms. Unknown keys are errors, so that a misspelt one is not taken
+for a fact that is missing.
 """
 
 import json
@@ -15,14 +19,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nemo_gym.cli.command import command
+from nemo_gym.benchmarks import matches
+from nemo_gym.cli.gallery import components_in, read_tree
+from nemo_gym.cli.workloads import CatalogConfig, Kind
 from nemo_gym.config.components import MANIFEST_NAME, benchmark_configs, environment_configs, server_configs
+from nemo_gym.config.files import load_yaml
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
 from nemo_gym.paths import resolve_for_reading
-from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
-from nemo_gym.terminal import harmless_json, print_line
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
+logger = logging.getLogger(__name__)
+
+_NO_MANIFEST = "no-manifest"
+_FILTERS = ("domain", "modality", "licensing", "status", "lifecycle")
 Text = Annotated[str, Field(min_length=1)]
 Profile = Literal["custom-gym-verifier", "custom-gym-agent-loop", "external-agent-loop", "external-rollout-driver"]
 _DRIVEN: Profile = "external-rollout-driver"
@@ -116,38 +126,6 @@ class WorkloadManifest(_Strict):
         return self
 
 
-logger = logging.getLogger(__name__)
-
-Kind = Literal["environment", "benchmark"]
-_NO_MANIFEST = "no-manifest"
-_FILTERS = ("domain", "modality", "licensing", "status", "lifecycle")
-
-
-class CatalogConfig(BaseNeMoGymCLIConfig):
-    """Arguments of `gym list` and `gym search`."""
-
-    catalog: Literal["benchmarks", "environments", "agents", "models", "resources-servers"] = "environments"
-    """Which components to list."""
-    component_name: str | None = None
-    """Show all that is known about this one."""
-    query: str | None = None
-    """Only what is like this by name, domain or description."""
-    catalog_kind: Kind | None = None
-    """Only environments, or only benchmarks."""
-    domain: str | None = None
-    """Only those of this domain."""
-    modality: str | None = None
-    """Only those whose manifest says this modality."""
-    licensing: str | None = None
-    """Only those whose manifest says this licence."""
-    status: Literal["experimental", "no-manifest"] | None = None
-    """Only those with a manifest (experimental), or without one."""
-    lifecycle: Literal["active", "deprecated"] | None = None
-    """Only those whose manifest says so."""
-    json_format: bool = Field(default=False, alias="json")  # `json` itself is a method of every pydantic model
-    """Print one JSON list instead of a table; of one component, an object."""
-
-
 class ManifestError(ConfigError, ValueError):
     """A manifest that cannot be used."""
 
@@ -168,12 +146,8 @@ class Entry:
     lifecycle: str | None = None
 
 
-@command(CatalogConfig, name="gym list", reads_config=False)
-def main(config: CatalogConfig) -> None:
-    """List components of this distribution, of the current folder and of the folders in NEMO_GYM_EXTRA_ROOTS.
-
-    With a NAME, all that is known about one, and how it is used.
-    """
+def list_components(config: CatalogConfig) -> None:
+    """`gym list` and `gym search`."""
     if config.component_name is not None:
         _inspect(config, config.component_name)
     elif config.catalog in ("environments", "benchmarks"):
@@ -217,8 +191,6 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 def _is_like(query: str | None, *texts: str | None) -> bool:
     if not query:
         return True
-    from nemo_gym.benchmarks import matches
-
     return matches(query, (text or "" for text in texts))
 
 
@@ -230,8 +202,6 @@ def _print(config: CatalogConfig, rows: list[dict[str, Any]], columns: Mapping[s
     if not rows:
         print_line(f"No {what} match {config.query!r}." if config.query else f"No {what} found.")
         return
-    from nemo_gym.terminal import new_table, print_table
-
     print_line(f"{what.capitalize()} ({', '.join(filter(None, [str(len(rows)), note]))})")
     shown = {**columns, "Description": "description"} if "description" in rows[0] else dict(columns)
     table = new_table(*shown)
@@ -248,8 +218,6 @@ def _in_words(value: Any) -> str:
 
 def catalog() -> list[tuple[Entry, str]]:
     """Every environment and benchmark, by name, each with the path of its config."""
-    from nemo_gym.cli.gallery import components_in
-
     found: dict[tuple[str, str], tuple[Entry, str]] = {}
     for kind, configs in (("environment", environment_configs()), ("benchmark", benchmark_configs())):
         for each in components_in(configs, RESOURCES_TYPE):
@@ -286,8 +254,6 @@ def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":
     Raises:
         ManifestError: it cannot be read, is not complete, or is about something else; all problems are named.
     """
-    from nemo_gym.config.files import load_yaml
-
     try:
         manifest = WorkloadManifest.model_validate(load_yaml(path))
     except ValidationError as error:
@@ -302,8 +268,6 @@ def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":
 
 
 def _agents() -> list[dict[str, Any]]:
-    from nemo_gym.cli.gallery import components_in, read_tree
-
     by_folder: dict[str, dict[str, Any]] = {}
     for each in components_in(server_configs(AGENTS_TYPE), AGENTS_TYPE):
         name = Path(each.config_path).parent.parent.name
@@ -330,8 +294,6 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _resources_servers() -> list[dict[str, Any]]:
-    from nemo_gym.cli.gallery import components_in
-
     rows: dict[str, dict[str, Any]] = {}
     for each in components_in(server_configs(RESOURCES_TYPE), RESOURCES_TYPE):
         name = Path(each.config_path).parent.parent.relative_to(RESOURCES_TYPE).as_posix()

@@ -9,6 +9,7 @@ installation that nobody may write to.
 import importlib.util
 import inspect
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nemo_gym.config.handover import remove_config_file, write_config_file
 from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import ConfigError, GymError, listed
+from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.keys import AGENTS_TYPE, NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME
 from nemo_gym.log import setup_logging
 from nemo_gym.paths import candidates, component_search_roots, resolve_for_reading
@@ -277,11 +280,6 @@ def _checked_output(preparation: Preparation, written: Path) -> Path:
 
 def _run_in_processes(preparations: Sequence[Preparation], processes: int) -> list[Path]:
     """A fresh process per script at most `processes` at a time; each gets the configuration of this one."""
-    import multiprocessing
-
-    from nemo_gym.config.handover import remove_config_file, write_config_file
-    from nemo_gym.global_config import maybe_get_global_config_dict
-
     config = maybe_get_global_config_dict()
     config_file = None if config is None else write_config_file(config)
     context = multiprocessing.get_context("spawn")

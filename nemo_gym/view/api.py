@@ -16,15 +16,17 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import parse_qs
 
 import orjson
+import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from nemo_gym import runtime
 from nemo_gym._version import __version__
 from nemo_gym.jsonl import to_line
 from nemo_gym.metrics.charts import STYLE as CHART_STYLE
@@ -35,10 +37,6 @@ from nemo_gym.view.library import Library, Watch
 from nemo_gym.view.record import place_on_disk, rollout_answer
 from nemo_gym.view.runs import Run, run_details
 from nemo_gym.view.table import read_bytes
-
-if TYPE_CHECKING:
-    import uvicorn
-
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -422,12 +420,6 @@ def serve(library: Library, host: str, port: int, started: Started) -> None:
     Raises:
         OSError: it is not possible to listen there.
     """
-    import socket
-
-    import uvicorn
-
-    from nemo_gym import runtime
-
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -446,9 +438,8 @@ def serve(library: Library, host: str, port: int, started: Started) -> None:
         server.run(sockets=[listening])
 
 
-def _quiet_server(config: "uvicorn.Config", app: FastAPI) -> "uvicorn.Server":
+def _quiet_server(config: uvicorn.Config, app: FastAPI) -> uvicorn.Server:
     """A server that sleeps until it is asked something, or told to end: uvicorn's own looks around all the time."""
-    import uvicorn
 
     class QuietServer(uvicorn.Server):
         async def main_loop(self) -> None:

@@ -1,4 +1,4 @@
-"""Making rollouts: `ng_collect_rollouts`, `ng_e2e_collect_rollouts`, `ng_reverify`; runs that nobody sits in front of.
+"""Making rollouts: `ng_collect_rollouts`, `ng_e2e_collect_rollouts`, `ng_slurm`; runs that nobody sits in front of.
 
 What leaves its terminal is a process of its own, in a session of its own, with the same arguments; the command that was
 typed waits until it has begun, or has said what is wrong, and then says where to find it.
@@ -23,21 +23,17 @@ import orjson
 from nemo_gym import runtime
 from nemo_gym.cli.command import whole_config
 from nemo_gym.cli.shortcuts import expand
-from nemo_gym.cli.show import print_resume_hint, print_summary, run_and_show, show_plan
+from nemo_gym.cli.show import run_and_show, show_plan
 from nemo_gym.collect.summary import RunSummary
 from nemo_gym.errors import ConfigError, GymError
-from nemo_gym.executors.base import Job, executor_named
-from nemo_gym.http.addresses import server_names
-from nemo_gym.keys import RESOURCES_TYPE
-from nemo_gym.launch.end_to_end import plan_end_to_end, reverify_with_servers
+from nemo_gym.executors.base import Job, executor_named, job_writer_named
+from nemo_gym.executors.options import SlurmConfig
 from nemo_gym.paths import append_own, make_folder
 from nemo_gym.rollout_collection import RolloutCollectionHelper
-from nemo_gym.rollout_reverification import RolloutReverificationHelper
 from nemo_gym.runs.lock import address_in
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions, words_of
-from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.sockets import ask, run_id
-from nemo_gym.terminal import harmless, harmless_json, print_line
+from nemo_gym.terminal import harmless, print_line
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +61,8 @@ def collect_rollouts(config: RolloutCollectionConfig) -> int:
 def e2e_collect_rollouts(config: E2ERolloutCollectionConfig) -> int:
     """`ng_e2e_collect_rollouts`."""
     if config.plan:
+        from nemo_gym.launch.end_to_end import plan_end_to_end  # with FastAPI, which collecting alone does not need
+
         return show_plan(plan_end_to_end(config, whole_config()), as_json=config.json_format)
 
     if config.detach:
@@ -75,23 +73,13 @@ def e2e_collect_rollouts(config: E2ERolloutCollectionConfig) -> int:
     return run_and_show(partial(telling_of_end, run, config), job.command, as_json=config.json_format)
 
 
-def reverify(config: RolloutReverificationConfig) -> int:
-    """`ng_reverify`."""
-    runtime.raise_open_file_limit()
-    whole = whole_config()
-    if any(RESOURCES_TYPE in whole[name] for name in server_names(whole)):
-        summary = reverify_with_servers(config, whole, sys.argv)
-    else:
-        summary = runtime.run(RolloutReverificationHelper().reverify(config, sys.argv))
-    if config.json_format:
-        print(harmless_json(orjson.dumps(summary.as_json(), option=orjson.OPT_NON_STR_KEYS).decode()))
-    else:
-        print_summary(summary.run)
-        print_line()
-        for line in summary.delta.lines():
-            print_line(line)
-    print_resume_hint(summary.run, sys.argv)
-    return summary.run.exit_code
+def slurm(config: SlurmConfig) -> None:
+    """`ng_slurm`."""
+    written = job_writer_named("slurm").write(config, Job(whole_config(), sys.argv))
+    for path, text in written.items():
+        print(f"# ==> {path}")
+        print(text)
+    print(f"Submit with: bash {list(written)[-1]}", file=sys.stderr)
 
 
 def detach(name: str, config: RowOptions, command: Sequence[str]) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nemo_gym.data.hub import Hub, push_file
 from nemo_gym.errors import ConfigError
 from nemo_gym.paths import make_folder, require_possible_folder
 from nemo_gym.runs.export import export_rollouts
@@ -16,8 +15,6 @@ from nemo_gym.runs.kinds import Kind, refuse_to_replace
 from nemo_gym.runs.profile import ProfileSummary, page_of, profile_run
 from nemo_gym.runs.sockets import run_id
 from nemo_gym.schemas.cli_config import ExportConfig, RewardProfileConfig
-from nemo_gym.view.export import export_page
-from nemo_gym.view.library import Library
 
 _MOST = 1000
 """Rollouts on a page of rollouts; a few MB."""
@@ -51,6 +48,9 @@ def _links(config: RewardProfileConfig, page: str) -> Callable[[Any], str]:
 
 def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> ProfileSummary:
     """The profile, and a page with the rollouts of the tasks that it lists."""
+    from nemo_gym.view import export  # seldom wanted
+    from nemo_gym.view import library as libraries
+
     refuse_to_replace(target, "rollouts_page", Kind.PAGE)
     require_possible_folder(target.parent)
     rollouts = Path(config.rollouts_jsonl_fpath).expanduser()
@@ -59,10 +59,10 @@ def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> Profile
     seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
     summary = profile_run(config, _links(config, quote(seen_from)))
     listed = ", ".join(json.dumps(task.index) for task in summary.tasks)
-    library = Library([rollouts], cache=None)
+    library = libraries.Library([rollouts], cache=None)
     try:
         make_folder(target.parent)
-        export_page(library.read_all(), library.name, f"task in [{listed}]" if listed else None, _MOST, target)
+        export.export_page(library.read_all(), library.name, f"task in [{listed}]" if listed else None, _MOST, target)
     finally:
         library.close()
     return summary
@@ -95,6 +95,8 @@ def export(config: ExportConfig) -> None:
     """`ng_export`."""
     summary = export_rollouts(config)
     if config.push_to_hub is not None:
+        from nemo_gym.data.hub import Hub, push_file  # with OmegaConf
+
         summary.pushed_to = push_file(Hub(token=config.hf_token), config.push_to_hub, summary.path, config.hub_split)
     if not summary.examples:
         asked = {f"+{name}={getattr(config, name)}" for name in _CHOOSING if getattr(config, name) is not None}

@@ -4,7 +4,6 @@ from nemo_gym import prompt
 from nemo_gym.benchmarks import prepare_benchmarks
 from nemo_gym.cli.command import whole_config
 from nemo_gym.data.hub import Hub, download_dataset, upload_dataset
-from nemo_gym.launch.server_checks import OfflineRowCheck
 from nemo_gym.prompt import MaterializePromptsConfig
 from nemo_gym.schemas.data_config import (
     DownloadJsonlDatasetHuggingFaceConfig,
@@ -17,6 +16,8 @@ from nemo_gym.train_data_utils import TrainDataProcessor
 
 def prepare_data(config: TrainDataProcessorConfig) -> None:
     """`ng_prepare_data`."""
+    from nemo_gym.launch.server_checks import OfflineRowCheck  # with aiohttp
+
     everything = whole_config()
     for path in TrainDataProcessor(row_check=OfflineRowCheck(everything)).run(everything):
         print(path)

@@ -14,7 +14,6 @@ from nemo_gym.runs.lock import is_being_written
 from nemo_gym.runs.manifest import read_manifest
 from nemo_gym.runs.sockets import LivingRun, Request, ask, find_run, living_runs
 from nemo_gym.schemas.cli_config import AttachConfig, ControlConfig, StatusConfig
-from nemo_gym.server_status import StatusCommand
 from nemo_gym.terminal import harmless_json, new_table, print_line, print_table, shown
 
 _ASK_EVERY_S = 0.5
@@ -25,6 +24,8 @@ _AGENTS_SHOWN = 3
 
 def status(config: StatusConfig) -> None:
     """`ng_status`."""
+    from nemo_gym.server_status import StatusCommand  # with aiohttp, which asking a run does not need
+
     servers_status = StatusCommand()
     servers = servers_status.discover_servers()
     if config.json_format:

@@ -18,6 +18,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nemo_gym.cli.assets import config_of, short_way_to
 from nemo_gym.cli.command import Command, command_named, page_width
 from nemo_gym.cli.registry import config_class_of, find_command, loaded
 from nemo_gym.cli.tree import GROUPS, LIST_TYPES, TREE, Flag, Leaf, leaves_below, spelled_as_gym, spelled_with_prefix
@@ -275,8 +276,6 @@ def _words(leaf: Leaf, words: list[str]) -> list[str]:
 
 def _assets(kind: str, names: list[str], command: str) -> tuple[list[str], list[str]]:
     """The option for a thing that the command knows by name, or the config files of all that are named."""
-    from nemo_gym.cli.assets import config_of, short_way_to
-
     try:
         found = [config_of(kind, name) for name in names]
     except ConfigError as error:

@@ -1,18 +1,17 @@
-"""Servers and their configuration: `ng_run`, `ng_validate`, `ng_dump_config`."""
+"""Servers: `ng_run` starts them, `gym env prefetch` builds the environments that they need."""
 
-import sys
+from contextlib import closing
 
 from nemo_gym.cli.command import whole_config
-from nemo_gym.cli.config import safe_yaml
-from nemo_gym.cli.shortcuts import shown_expansion
 from nemo_gym.config.instances import find_instances
+from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParserConfig
-from nemo_gym.keys import AUTH_TOKEN_KEY_NAME
+from nemo_gym.keys import AUTH_TOKEN_KEY_NAME, STAND_IN
+from nemo_gym.launch.plan import PlanSettings, Pythons, environments_folder, plan_servers
 from nemo_gym.launch.run_helper import RunHelper
-from nemo_gym.launch.server_checks import STAND_IN
+from nemo_gym.launch.warden import Warden
 from nemo_gym.runtime import stopping_on_signals
-from nemo_gym.schemas.cli_config import DumpConfigConfig, RunConfig, ValidateConfig
-from nemo_gym.terminal import print_line
+from nemo_gym.schemas.cli_config import RunConfig
 
 
 def run(config: RunConfig) -> None:
@@ -39,22 +38,15 @@ def _show_token(token: str) -> None:
     )
 
 
-def validate(config: ValidateConfig) -> None:
-    """`ng_validate`."""
-    instances = find_instances(whole_config())[0]
-    print("Config is valid.")
-    if all(instance.implementation == STAND_IN for instance in instances):
-        print("It configures no server, so there is nothing to start.")
-        return
-    column = max(len(instance.name) for instance in instances) + 2
-    for instance in instances:
-        note = " (stand-in: no model is configured)" if instance.implementation == STAND_IN else ""
-        print(f"  {instance.name:<{column}}{instance.SERVER_TYPE}/{instance.implementation}{note}")
-
-
-def dump_config(config: DumpConfigConfig) -> None:
-    """`ng_dump_config`."""
-    expansion = shown_expansion(sys.argv[1:], DumpConfigConfig)
-    if expansion is not None:
-        print_line(f"# {expansion}")
-    print(safe_yaml(whole_config()), end="")
+def prefetch(config: RunConfig) -> None:
+    """`gym env prefetch`."""
+    whole = whole_config()
+    instances = [each for each in find_instances(whole)[0] if each.implementation != STAND_IN]
+    if not instances:
+        raise ConfigError("no server is configured, so there is nothing to build; name one, such as --environment mcqa")
+    planned = plan_servers(instances, PlanSettings.of(config))
+    with closing(Warden()) as warden:
+        Pythons(whole, config, warden, lambda: False).prepare(planned)
+    built = [server.name for server in planned if server.isolation == "venv" and server.present_python is None]
+    where = f" in {environments_folder(whole, config)}" if built else ""
+    print(f"{len(planned)} servers are ready to start; {len(built)} of them have an environment of their own{where}.")

@@ -295,7 +295,7 @@ VALIDATE = CommandInfo(
     CONFIGURATION,
     "Check a configuration, list every problem",
     "nemo_gym.schemas.cli_config:ValidateConfig",
-    "nemo_gym.cli.commands.servers",
+    "nemo_gym.cli.config",
     Loading(
         needs_model=False,
         offline=True,
@@ -321,7 +321,7 @@ DUMP_CONFIG = CommandInfo(
     CONFIGURATION,
     "Print the resolved configuration as YAML",
     "nemo_gym.schemas.cli_config:DumpConfigConfig",
-    "nemo_gym.cli.commands.servers",
+    "nemo_gym.cli.config",
     Loading(),
     """
     Print the complete configuration as YAML: merged, defaults filled in, interpolations resolved, secrets masked.

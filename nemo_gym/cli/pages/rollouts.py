@@ -101,7 +101,7 @@ REVERIFY = CommandInfo(
     ROLLOUTS,
     "Score stored rollouts again, without agents or models; say what changed",
     "nemo_gym.runs.options.reverify:RolloutReverificationConfig",
-    "nemo_gym.cli.commands.collecting",
+    "nemo_gym.cli.commands.derived",
     Loading(needs_model=False),
     """
     Send stored responses to the environments that run now, and say what changed.
@@ -128,7 +128,7 @@ AGGREGATE_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Combine rollout files and compute their metrics",
     "nemo_gym.runs.options:RolloutAggregationConfig",
-    "nemo_gym.cli.commands.sharding",
+    "nemo_gym.cli.commands.derived",
     OFFLINE,
     """
     Combine rollout files that were collected separately, and compute the metrics over all of them.
@@ -148,7 +148,7 @@ SLURM = CommandInfo(
     ROLLOUTS,
     "Write the Slurm jobs that collect rollouts in shards",
     "nemo_gym.executors.options:SlurmConfig",
-    "nemo_gym.cli.commands.sharding",
+    "nemo_gym.cli.commands.collecting",
     OFFLINE,
     r"""
     Write the Slurm scripts that collect rollouts in shards, and print them; submitting them is up to you.
@@ -188,7 +188,7 @@ CHECK_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Look for odd rollouts: empty, cut off, in loops, refused, wrongly rewarded; a gate for CI",
     "nemo_gym.schemas.cli_config:CheckRolloutsConfig",
-    "nemo_gym.cli.commands.judging",
+    "nemo_gym.cli.commands.check_rollouts",
     NO_CONFIG,
     """
     Look for rollouts that are not what they should be, whatever their reward says.
@@ -227,7 +227,7 @@ COMPARE = CommandInfo(
     ROLLOUTS,
     "Compare runs task by task: which is better, by how much, how surely; a gate for CI",
     "nemo_gym.compare.options:CompareConfig",
-    "nemo_gym.cli.commands.judging",
+    "nemo_gym.cli.commands.compare",
     NO_CONFIG,
     """
     Compare runs task by task: by how much a run is better than the first, and how sure that is.

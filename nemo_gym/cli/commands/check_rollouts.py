@@ -1,4 +1,4 @@
-"""What is odd about rollouts (`ng_check_rollouts`), whether a run is better (`ng_compare`): both with a gate for CI."""
+"""`ng_check_rollouts`: what is odd about rollouts, with examples and a gate for CI."""
 
 import glob
 import shlex
@@ -9,13 +9,8 @@ from typing import Any
 import orjson
 
 from nemo_gym.collect.health import MEANINGS, Check, Finding, HealthScan, Place
-from nemo_gym.compare import comparison as comparing
-from nemo_gym.compare.comparison import Comparison
-from nemo_gym.compare.gate import Number, Verdict, exit_code, judge, judge_numbers, parse_condition
-from nemo_gym.compare.options import CompareConfig
-from nemo_gym.compare.report import as_csv, as_junit, as_markdown, headlines, notes, render_page, sections, to_json_text
+from nemo_gym.compare.gate import Number, Verdict, exit_code, judge_numbers, parse_condition
 from nemo_gym.errors import ConfigPathNotFoundError
-from nemo_gym.paths import write_aside
 from nemo_gym.runs.facts import RolloutFilter
 from nemo_gym.runs.files import BESIDE_ROLLOUTS
 from nemo_gym.runs.kinds import require_rollouts
@@ -114,53 +109,3 @@ def _view(place: Place) -> str:
     task, repeat = place.key
     task_text = f'"{task}"' if isinstance(task, str) else str(task)
     return shlex.join(["ng_view", f"+path={place.path}", f"+where=task == {task_text} and repeat == {repeat}"])
-
-
-def compare(config: CompareConfig) -> None:
-    """`ng_compare`."""
-    conditions = [] if config.fail_if is None else [parse_condition(config.fail_if)]
-    comparison = comparing.compare(config)
-    verdicts = judge(comparison, conditions)
-    _write_files(config, comparison, verdicts)
-    if config.json_format:
-        print(to_json_text(comparison, verdicts))
-    else:
-        _print_comparison(config, comparison, verdicts)
-    code = exit_code(verdicts, config.on_undecided)
-    if code:
-        sys.exit(code)
-
-
-def _write_files(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
-    texts = {
-        ".html": lambda: render_page(comparison, verdicts),
-        ".md": lambda: as_markdown(comparison, verdicts),
-        ".json": lambda: to_json_text(comparison, verdicts) + "\n",
-        ".csv": lambda: as_csv(comparison),
-    }
-    for given in config.output:
-        with write_aside(Path(given)) as file:
-            file.write(texts[Path(given).suffix.lower()]().encode("utf-8", "replace"))
-    if config.junit is not None:
-        with write_aside(Path(config.junit)) as file:
-            file.write(as_junit(comparison, verdicts))
-
-
-def _print_comparison(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
-    for line in headlines(comparison):
-        print_line(line)
-    for title, table in sections(comparison):
-        print_line(f"\n{title}")
-        print_table(table)
-    if any(comparison.flips.values()):
-        paths = ",".join(str(path) for run in comparison.runs for path in run.paths)
-        print_line(f"Read them side by side: {shlex.join(['ng_view', f'+path=[{paths}]'])}")
-    listed = notes(comparison)
-    if listed:
-        print_line("")
-    for note in listed:
-        print_line(f"Note: {note}")
-    for verdict in verdicts:
-        print_line(f"Gate: {verdict.line}")
-    for path in [*config.output, *([config.junit] if config.junit else [])]:
-        print_line(f"Written: {path}")
