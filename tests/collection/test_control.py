@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli import attending
+from nemo_gym.cli.commands import collecting
 from nemo_gym.cli.command import command_named
 from nemo_gym.errors import ConfigError
 from nemo_gym.runs import sockets
@@ -364,7 +364,7 @@ def test_whoever_wants_to_know_the_end_is_told_however_it_comes(fake_run: FakeRu
 def test_a_command_that_never_ends_is_not_waited_for(
     fake_run: FakeRun, collect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attending, "_ON_END_WITHIN_S", 0.2)
+    monkeypatch.setattr(collecting, "_ON_END_WITHIN_S", 0.2)
     write_rows(Path("in.jsonl"), rows_of(1))
 
     ended = collect("+on_end=sleep 1000")
