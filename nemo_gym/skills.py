@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from nemo_gym.errors import ConfigError
@@ -78,6 +77,8 @@ def parse_skill_md(skill_md_path: Path) -> SkillMetadata:
     Raises:
         ValueError: there is none, it is no YAML mapping, or it has no name.
     """
+    import yaml
+
     text = skill_md_path.read_bytes().decode("utf-8-sig", errors="replace")
     found = _FRONT_MATTER.match(text)
     if found is None:

@@ -68,23 +68,25 @@ class _RejectedError(Exception):
 
 def _read(text: str) -> Any:
     """The value that `text` is in Hydra's grammar, which is imported here because that takes a while."""
-    from hydra.core.override_parser import overrides_parser, types
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        override = overrides_parser.OverridesParser.create().parse_override(f"value={text}")
+        override = OverridesParser.create().parse_override(f"value={text}")
     except HydraException as error:
         raise _RejectedError(str(error).strip().splitlines()[0]) from error
     value = None if override.is_sweep_override() else override.value()
-    if override.is_sweep_override() or _holds(value, types.Sweep):
+    if override.is_sweep_override() or _holds_sweep(value):
         raise _RejectedError("it asks for a sweep over several values, which does not exist here")
     return value
 
 
-def _holds(value: Any, kind: type) -> bool:
-    """Whether something of this kind is in `value`, however deep."""
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else None
-    return isinstance(value, kind) if parts is None else any(_holds(part, kind) for part in parts)
+def _holds_sweep(value: Any) -> bool:
+    from hydra.core.override_parser.types import Sweep
+
+    if isinstance(value, Mapping):
+        return any(map(_holds_sweep, value.values()))
+    return any(map(_holds_sweep, value)) if isinstance(value, list) else isinstance(value, Sweep)
 
 
 def _parse_one(argument: str, text_options: Collection[str]) -> Change:

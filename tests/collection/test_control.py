@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands import collecting
 from nemo_gym.cli.command import command_named
+from nemo_gym.cli.commands import collecting
 from nemo_gym.errors import ConfigError
 from nemo_gym.runs import sockets
 from nemo_gym.runs.files import RolloutPaths

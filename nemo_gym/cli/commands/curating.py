@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.paths import make_folder, require_possible_folder
+from nemo_gym.paths import require_possible_folder
 from nemo_gym.runs.export import export_rollouts
 from nemo_gym.runs.kinds import Kind, refuse_to_replace
 from nemo_gym.runs.profile import ProfileSummary, page_of, profile_run
@@ -48,8 +48,7 @@ def _links(config: RewardProfileConfig, page: str) -> Callable[[Any], str]:
 
 def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> ProfileSummary:
     """The profile, and a page with the rollouts of the tasks that it lists."""
-    from nemo_gym.view import export  # seldom wanted
-    from nemo_gym.view import library as libraries
+    from nemo_gym.view.export import export_run  # seldom wanted
 
     refuse_to_replace(target, "rollouts_page", Kind.PAGE)
     require_possible_folder(target.parent)
@@ -59,12 +58,7 @@ def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> Profile
     seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
     summary = profile_run(config, _links(config, quote(seen_from)))
     listed = ", ".join(json.dumps(task.index) for task in summary.tasks)
-    library = libraries.Library([rollouts], cache=None)
-    try:
-        make_folder(target.parent)
-        export.export_page(library.read_all(), library.name, f"task in [{listed}]" if listed else None, _MOST, target)
-    finally:
-        library.close()
+    export_run(rollouts, f"task in [{listed}]" if listed else None, _MOST, target)
     return summary
 
 
