@@ -22,8 +22,8 @@ from nemo_gym.metrics.pass_at_k import (
 )
 from nemo_gym.metrics.profile import STATISTICS, Record
 from nemo_gym.metrics.profile import RewardProfiler as _RewardProfiler
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.cli_config import RewardProfileConfig
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 
 __all__ = [
     "AggregateMetrics",

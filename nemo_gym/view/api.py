@@ -34,7 +34,7 @@ from nemo_gym.runs.select import SelectError
 from nemo_gym.view.answers import LARGEST_PAGE, MOST_TASKS, fields_of_run, grid_of, matches, page_of, stats_of
 from nemo_gym.view.export import CHARTS_FILE, PAGES
 from nemo_gym.view.library import Library, Watch
-from nemo_gym.view.record import place_on_disk, rollout_answer
+from nemo_gym.view.rollout import place_on_disk, rollout_answer
 from nemo_gym.view.runs import Run, run_details
 from nemo_gym.view.table import read_bytes
 

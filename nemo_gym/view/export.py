@@ -23,9 +23,9 @@ from nemo_gym.runs.facts import FAILED, SCORED
 from nemo_gym.runs.record import utc_text
 from nemo_gym.runs.select import SelectError
 from nemo_gym.view.answers import MOST_TASKS, fields_of_run, grid_of_rows, stats_of
-from nemo_gym.view.columns import Numbers, Rows, ranks_of, top_rows
 from nemo_gym.view.library import Library
-from nemo_gym.view.record import rollout_answer
+from nemo_gym.view.record_columns import Numbers, Rows, ranks_of, top_rows
+from nemo_gym.view.rollout import rollout_answer
 from nemo_gym.view.runs import Run, newest_first, outcome_is, run_details
 from nemo_gym.view.table import RunTable
 

@@ -9,7 +9,7 @@ from nemo_gym import runtime
 from nemo_gym.cli.command import whole_config
 from nemo_gym.cli.show import print_aggregation, print_resume_hint, print_summary
 from nemo_gym.combine.aggregation import RolloutAggregationHelper, track
-from nemo_gym.combine.metrics import MetricsSource
+from nemo_gym.combine.shard_metrics import MetricsSource
 from nemo_gym.http.addresses import server_names
 from nemo_gym.keys import RESOURCES_TYPE
 from nemo_gym.rollout_reverification import RolloutReverificationHelper
