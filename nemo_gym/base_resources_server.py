@@ -21,14 +21,16 @@ from nemo_gym.keys import REPLICABLE_PATH
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
-from nemo_gym.schemas.row_faults import ROW_CHECK_PATH, CheckedRows, RowsToCheck
 from nemo_gym.schemas.run_requests import (
+    ROW_CHECK_PATH,
     BaseMultiRewardVerifyResponse,
     BaseRunRequest,
     BaseSeedSessionRequest,
     BaseSeedSessionResponse,
     BaseVerifyRequest,
     BaseVerifyResponse,
+    CheckedRows,
+    RowsToCheck,
 )
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer

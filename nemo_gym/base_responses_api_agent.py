@@ -39,8 +39,16 @@ from nemo_gym.rollout_correlation import (
     maybe_rollout_id_from_run_body,
     rollout_path_prefix,
 )
-from nemo_gym.schemas.row_faults import ROW_CHECK_PATH, CheckedRows, RowFault, RowsToCheck, merged_faults
-from nemo_gym.schemas.run_requests import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
+from nemo_gym.schemas.run_requests import (
+    ROW_CHECK_PATH,
+    BaseRunRequest,
+    BaseVerifyRequest,
+    BaseVerifyResponse,
+    CheckedRows,
+    RowFault,
+    RowsToCheck,
+    merged_faults,
+)
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
 from nemo_gym.servers.middleware import CallLogMiddleware

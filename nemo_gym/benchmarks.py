@@ -22,8 +22,8 @@ from pydantic import BaseModel, PrivateAttr
 from nemo_gym.config.components import BENCHMARKS_FOLDER, benchmark_configs, config_name
 from nemo_gym.config.files import load_yaml
 from nemo_gym.config.instances import find_instances
+from nemo_gym.data.declared import Preparation, check_scripts, run_scripts
 from nemo_gym.data.hub import Hub, configured_hub, write_jsonl
-from nemo_gym.data.prepare_scripts import Preparation, check_scripts, run_scripts
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.keys import AGENTS_TYPE, POLICY_MODEL_KEY_NAME, RESOURCES_TYPE
@@ -326,7 +326,7 @@ def prepare_benchmarks(global_config: Any, config: PrepareBenchmarkConfig) -> di
 
 def prepare_benchmark() -> None:
     """What `ng_prepare_benchmark` does."""
-    import_module("nemo_gym.cli.commands.prepare_benchmark").main()
+    import_module("nemo_gym.cli.functions").run_command("prepare_benchmark")
 
 
 def discover_benchmarks() -> dict[str, BenchmarkConfig]:

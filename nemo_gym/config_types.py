@@ -20,6 +20,7 @@ from nemo_gym.errors import (
 )
 from nemo_gym.keys import AGENT_REF_KEY_NAME as AGENT_REF_KEY
 from nemo_gym.keys import ROLLOUT_PATH_PREFIX, TOKEN_CAPTURE_PATH_SEGMENT
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.cli_config import (
     DEPRECATED_UPLOAD_ROLLOUTS_KEY,
     BaseNeMoGymCLIConfig,
@@ -44,7 +45,6 @@ from nemo_gym.schemas.datasets import (
     JsonlDatasetGitlabIdentifer,
     JsonlDatasetHuggingFaceIdentifer,
 )
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.server_config import (
     AgentServerRef,
     BaseRunServerConfig,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import AGENT_REF_KEY_NAME, CONFIG_PATHS_KEY_NAME, HEAD_SERVER_KEY_NAME, OWN_KEY_PREFIX
+from nemo_gym.runs.read import records
 
 if TYPE_CHECKING:
     from nemo_gym.http.client import ServerClient
@@ -80,9 +81,7 @@ def servers_of(config_paths: Iterable[str | Path] = (), **config: Any) -> Iterat
         ConfigError: something is wrong with the configuration; all of it is named.
         GymError: a server cannot be started.
     """
-    from omegaconf import OmegaConf
-
-    from nemo_gym.global_config import GlobalConfigDictParserConfig, another_global_config_dict
+    from nemo_gym.global_config import GlobalConfigDictParserConfig, OmegaConf, another_global_config_dict
     from nemo_gym.launch.run_helper import RunHelper
 
     if isinstance(config_paths, str | Path):
@@ -167,8 +166,6 @@ def to_dataframe(path: str | Path, library: Literal["pandas", "polars"] | None =
     Raises:
         ConfigError: there is no such file, it holds no records, or neither library is installed.
     """
-    from nemo_gym.runs.read import records
-
     frames = _table_library(library)
     path = Path(path)
     if not path.is_file():

@@ -22,8 +22,8 @@ from nemo_gym.metrics.pass_at_k import (
 )
 from nemo_gym.metrics.profile import STATISTICS, Record
 from nemo_gym.metrics.profile import RewardProfiler as _RewardProfiler
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.cli_config import RewardProfileConfig
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
 
 __all__ = [
     "AggregateMetrics",
@@ -135,4 +135,4 @@ class RewardProfiler(_RewardProfiler):
 
 def reward_profile() -> None:
     """What `ng_reward_profile` does."""
-    import_module("nemo_gym.cli.commands.reward_profile").main()
+    import_module("nemo_gym.cli.functions").run_command("reward_profile")

@@ -18,8 +18,7 @@ from nemo_gym.http.addresses import Address, base_url, fetch, probe
 from nemo_gym.http.errors import UnprovenServerError
 from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST, HEAD_SERVER_KEY_NAME
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig, ServerStatus
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import print_line
+from nemo_gym.terminal import new_table, print_line, print_table
 
 logger = logging.getLogger(__name__)
 

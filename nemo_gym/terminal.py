@@ -1,16 +1,21 @@
-"""Text that came from elsewhere (agents, models, data sets, other processes), made fit for a terminal.
+"""Text for a terminal: what came from elsewhere (agents, models, data, other processes) made fit for it, and tables.
 
 Such text may hold escape sequences that move the cursor, recolour the screen, rename the window or turn the
 direction of writing. Every way out of this package to a terminal or a log passes here: such characters are shown as
 their escapes, so that one sees what was there and nothing happens.
+
+Tables on stdout are plain, readable in a terminal, a file and `grep`. rich, which sets them, is loaded to print one.
 """
 
 import errno
 import os
 import re
 import select
+import shutil
 import sys
+import textwrap
 import traceback
+from dataclasses import dataclass, field
 from types import TracebackType
 
 MAX_SHOWN_LENGTH = 200
@@ -101,3 +106,74 @@ def _given_up(descriptor: int, exit_code: int) -> int:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+_WIDTH_WITHOUT_TERMINAL = 500
+_GAP = 2
+_INDENT = " " * 4
+
+
+@dataclass
+class PlainTable:
+    """A table of plain text: a cell is neither markup nor able to act on the terminal."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: object) -> None:
+        """Add a row of texts."""
+        self.rows.append(tuple(harmless("" if cell is None else str(cell)) for cell in cells))
+
+
+def new_table(*columns: str) -> PlainTable:
+    """A table without lines."""
+    return PlainTable(columns)
+
+
+def print_table(table: PlainTable, described_by: str | None = None) -> None:
+    """Print to stdout, as wide as it needs to be and without blanks at line ends when that is no terminal.
+
+    A terminal folds the cells of a table that is too wide for it. With `described_by`, the column of a sentence about
+    each row, such a table becomes a list instead, so that the names in its first column stay whole.
+    """
+    columns = shutil.get_terminal_size().columns
+    if described_by is not None and sys.stdout.isatty() and _width(table) > columns:
+        _print_entries(table, described_by, columns)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    on_terminal = sys.stdout.isatty()
+    laid_out = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in table.columns:
+        laid_out.add_column(column, no_wrap=not on_terminal, overflow="fold")
+    for row in table.rows:
+        laid_out.add_row(*map(Text, row))
+    width = None if on_terminal else _WIDTH_WITHOUT_TERMINAL
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    if on_terminal:
+        console.print(laid_out)
+        return
+    with console.capture() as printed:
+        console.print(laid_out)
+    for line in printed.get().splitlines():
+        print_line(line.rstrip())
+
+
+def _width(table: PlainTable) -> int:
+    """How wide the table is if no cell is folded."""
+    columns = zip(table.columns, *table.rows, strict=True)
+    return sum(max(map(len, cells)) + _GAP for cells in columns) - _GAP
+
+
+def _print_entries(table: PlainTable, described_by: str, width: int) -> None:
+    for row in table.rows:
+        cells = dict(zip(table.columns, row, strict=True))
+        name = cells.pop(table.columns[0])
+        sentence = cells.pop(described_by)
+        facts = "; ".join(f"{column.lower()}: {cell}" for column, cell in cells.items() if cell)
+        print_line(name)
+        for text in filter(None, (sentence, facts)):
+            for line in textwrap.wrap(text, max(1, width - len(_INDENT))):
+                print_line(_INDENT + line)

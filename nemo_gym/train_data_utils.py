@@ -18,20 +18,21 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from nemo_gym.config.instances import find_instances
-from nemo_gym.data.accumulators import (
+from nemo_gym.data.declared import DeclaredDataset, agents_in_scope, datasets_of
+from nemo_gym.data.hub import MissingDatasetError, missing_of, obtain, validate_backend_credentials
+from nemo_gym.data.metrics_files import (
     Accumulator,
     AvgMinMax,
     DatasetMetrics,
     FieldMetrics,
+    MetricsConflictError,
+    MetricsFiles,
     StringMetrics,
     Texts,
     scalars,
+    writing_to,
 )
-from nemo_gym.data.chat_rows import ChatRowError, params_from_chat
-from nemo_gym.data.declared import DeclaredDataset, agents_in_scope, datasets_of
-from nemo_gym.data.hub import MissingDatasetError, missing_of, obtain, validate_backend_credentials
-from nemo_gym.data.metrics_files import MetricsConflictError, MetricsFiles, writing_to
-from nemo_gym.data.row_shapes import Objections, RowShapes
+from nemo_gym.data.row_shapes import ChatRowError, Objections, RowShapes, params_from_chat
 from nemo_gym.errors import ConfigError, listed
 from nemo_gym.jsonl import json_type, malformation, parse
 from nemo_gym.keys import AGENT_REF_KEY_NAME, AGENTS_TYPE, RESPONSES_CREATE_PARAMS_KEY_NAME
@@ -47,7 +48,7 @@ from nemo_gym.prompt import (
 from nemo_gym.row_files import iter_row_lines
 from nemo_gym.schemas.data_config import DataType, TrainDataProcessorConfig
 from nemo_gym.schemas.openai_responses import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.schemas.row_faults import RowFault, unknown_parameter
+from nemo_gym.schemas.run_requests import RowFault, unknown_parameter
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 
 logger = logging.getLogger(__name__)
@@ -477,4 +478,4 @@ def _options(global_config: Any) -> dict[str, Any]:
 
 def prepare_data() -> None:
     """What `ng_prepare_data` does."""
-    import_module("nemo_gym.cli.commands.prepare_data").main()
+    import_module("nemo_gym.cli.functions").run_command("prepare_data")

@@ -19,7 +19,9 @@ import psutil
 
 _PROGRAM = """
 import os, resource, runpy, signal, sys, tempfile
-from importlib import import_module
+
+from nemo_gym.cli.command import command_named
+from nemo_gym.cli.commands import gym
 
 for stream, target in ((1, OUT), (2, ERR)):
     is_file = isinstance(target, str)
@@ -41,11 +43,11 @@ elif program == "python":
     sys.path.insert(0, "")
     runpy.run_path(arguments[0], run_name="__main__")
 else:
-    name = "gym" if program == "ng" else program.removeprefix("nemo_gym_").removeprefix("ng_")
-    import_module(f"nemo_gym.cli.commands.{name}").main()
+    command = gym.main if program in ("gym", "ng") else command_named(program)
+    command()
 """
 _PRELOADED = [
-    "nemo_gym.cli.commands.collect_rollouts",
+    "nemo_gym.cli.commands.collecting",
     "nemo_gym.cli.config",
     "nemo_gym.launch.end_to_end",
     "nemo_gym.cli.show",

@@ -23,7 +23,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.record import Outcome
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics
 
 EXAMPLE = PARENT_DIR / "docs" / "examples" / "quickstart.py"
 IN_A_LOOP = """

@@ -182,7 +182,7 @@ def test_nothing_is_written_when_any_row_is_unusable(
 
 
 def _command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = "from nemo_gym.cli.commands.materialize_prompts import main; main()"
+    program = "from nemo_gym.cli.command import command_named; command_named('materialize_prompts')()"
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from nemo_gym import rollout_collection
+from nemo_gym.cli.command import command_named
 from nemo_gym.config_types import ConfigError, ConfigPathNotFoundError
 from nemo_gym.jsonl import parse_line
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
@@ -86,10 +87,9 @@ def test_every_name_that_programs_import_is_there() -> None:
 
 
 def test_the_commands_are_what_the_scripts_run() -> None:
-    from nemo_gym.cli.commands import aggregate_rollouts, collect_rollouts
-
-    assert rollout_collection.collect_rollouts is collect_rollouts.main
-    assert rollout_collection.aggregate_rollouts is aggregate_rollouts.main
+    collect, aggregate = rollout_collection.collect_rollouts, rollout_collection.aggregate_rollouts
+    assert (collect.name, collect.main) == ("ng_collect_rollouts", command_named("collect_rollouts").main)
+    assert (aggregate.name, aggregate.main) == ("ng_aggregate_rollouts", command_named("aggregate_rollouts").main)
 
 
 def test_the_debug_summary_is_the_identity_and_nothing_else() -> None:

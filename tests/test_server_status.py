@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.status import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
 from nemo_gym.server_status import StatusCommand, format_uptime
+
+main = command_named("status")
+
 
 Serve = Callable[..., str]
 

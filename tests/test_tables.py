@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nemo_gym.tables import new_table, print_table
+from nemo_gym.terminal import new_table, print_table
 
 
 def print_an_example() -> None:

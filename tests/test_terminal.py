@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import harmless, harmless_json, print_traceback, shown
+from nemo_gym.terminal import harmless, harmless_json, new_table, print_table, print_traceback, shown
 
 
 @pytest.mark.parametrize(

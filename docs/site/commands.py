@@ -1,16 +1,16 @@
 """The reference of the commands, from their registry: one page each, with the text and the options of its `--help`."""
 
 import re
-from importlib import import_module
-from inspect import cleandoc, unwrap
+from inspect import cleandoc
 
 from pydantic import BaseModel
 
 from docs.site.fields import fields_table
 from docs.site.markdown import block, code, contents, escaped, page, table
-from nemo_gym.cli.registry import COMMANDS, GROUPS, CommandInfo, config_class_of
+from nemo_gym.cli.commands.gym import summary_of
+from nemo_gym.cli.pages import GROUPS, CommandInfo
+from nemo_gym.cli.registry import COMMANDS, config_class_of
 from nemo_gym.cli.tree import TREE, Flag, spelled_as_gym, spelled_with_prefix
-from nemo_gym.cli.tree_help import summary_of
 from nemo_gym.schemas.cli_config import Shortcuts
 
 FOLDER = "reference/commands"
@@ -73,8 +73,7 @@ def _sets(flag: Flag) -> str:
 
 
 def _page(info: CommandInfo) -> str:
-    main = import_module(info.module).main
-    description, _, examples = cleandoc(unwrap(main).__doc__ or info.summary).partition("\nExamples:")
+    description, _, examples = cleandoc(info.words).partition("\nExamples:")
     config_class = config_class_of(info)
     options = fields_table(config_class, prefix="+") if config_class is not None else ""
     return page(

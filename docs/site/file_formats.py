@@ -10,7 +10,7 @@ from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.runs import record
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import RunManifest
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics
 from nemo_gym.token_id_capture.delivery import TOKEN_CAPTURE_KEY
 
 FOLDER = "reference"

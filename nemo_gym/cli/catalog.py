@@ -2,6 +2,10 @@
 
 The same components as in `cli.gallery`, which the `ng_list_...` commands show; here environments and benchmarks are one
 catalog of two kinds, and each entry says what its manifest says, if it has one.
+
+`manifest.yaml` lies beside the `config.yaml` of an environment or benchmark. The config says how a workload runs; the
+manifest says who made it, for what, and under which terms. Unknown keys are errors, so that a misspelt one is not taken
+for a fact that is missing.
 """
 
 import json
@@ -11,51 +15,115 @@ from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nemo_gym.cli.command import command
+from nemo_gym.benchmarks import matches
+from nemo_gym.cli.gallery import components_in, read_tree
+from nemo_gym.cli.workloads import CatalogConfig, Kind
 from nemo_gym.config.components import MANIFEST_NAME, benchmark_configs, environment_configs, server_configs
+from nemo_gym.config.files import load_yaml
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
 from nemo_gym.paths import resolve_for_reading
-from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
-from nemo_gym.terminal import harmless_json, print_line
-
-if TYPE_CHECKING:
-    from nemo_gym.schemas.manifest import WorkloadManifest
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["environment", "benchmark"]
 _NO_MANIFEST = "no-manifest"
 _FILTERS = ("domain", "modality", "licensing", "status", "lifecycle")
+Text = Annotated[str, Field(min_length=1)]
+Profile = Literal["custom-gym-verifier", "custom-gym-agent-loop", "external-agent-loop", "external-rollout-driver"]
+_DRIVEN: Profile = "external-rollout-driver"
 
 
-class CatalogConfig(BaseNeMoGymCLIConfig):
-    """Arguments of `gym list` and `gym search`."""
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
-    catalog: Literal["benchmarks", "environments", "agents", "models", "resources-servers"] = "environments"
-    """Which components to list."""
-    component_name: str | None = None
-    """Show all that is known about this one."""
-    query: str | None = None
-    """Only what is like this by name, domain or description."""
-    catalog_kind: Kind | None = None
-    """Only environments, or only benchmarks."""
-    domain: str | None = None
-    """Only those of this domain."""
-    modality: str | None = None
-    """Only those whose manifest says this modality."""
-    licensing: str | None = None
-    """Only those whose manifest says this licence."""
-    status: Literal["experimental", "no-manifest"] | None = None
-    """Only those with a manifest (experimental), or without one."""
-    lifecycle: Literal["active", "deprecated"] | None = None
-    """Only those whose manifest says so."""
-    json_format: bool = Field(default=False, alias="json")  # `json` itself is a method of every pydantic model
-    """Print one JSON list instead of a table; of one component, an object."""
+
+class RewardFacts(_Strict):
+    """What rewards mean."""
+
+    range: tuple[float, float]
+    """The lowest and the highest there are."""
+    higher_is_better: bool
+
+    @field_validator("range")
+    @classmethod
+    def _in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] >= value[1]:
+            raise ValueError("write the lowest reward first, such as [0, 1]")
+        return value
+
+
+class ManifestDataset(_Strict):
+    """A data set of the workload."""
+
+    name: Text
+    type: Literal["train", "validation", "example", "benchmark"]
+    jsonl_fpath: Text
+    prepare_script: str | None = None
+    prompt_config: str | None = None
+    num_repeats: int = Field(default=1, ge=1)
+
+
+class Adoption(_Strict):
+    """Where a workload was taken from."""
+
+    source: Text
+    ref: str | None = None
+    reconciled: bool | str | None = None
+
+
+class WorkloadManifest(_Strict):
+    """All that a manifest says."""
+
+    name: Text
+    """Its path below the folder `environments` or `benchmarks`."""
+    version: Text
+    kind: Literal["environment", "benchmark"]
+    integration_profile: Profile
+    domain: Text
+    description: Text
+    modality: Text
+    authors: list[Text] = Field(min_length=1)
+    reward: RewardFacts
+    resources_server: Text
+    agent_server: Text
+    datasets: list[ManifestDataset] = Field(min_length=1)
+    licensing: Text = "unknown"
+    determinism: Literal["seeded", "stochastic", "unknown"] = "unknown"
+    model_server: str | None = None
+    rollout_driver: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    grading_mode: str | None = None
+    session_model: Literal["episode", "step"] | None = None
+    state: Literal["none", "per_session"] | None = None
+    sandbox: Any = None
+    canonical_split: str | None = None
+    standard_prompt_config: str | None = None
+    adopted_from: Adoption | None = None
+    lifecycle: Literal["active", "deprecated"] = "active"
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _numbers_are_versions(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> "WorkloadManifest":
+        if len(set(self.authors)) < len(self.authors):
+            raise ValueError("authors names somebody twice")
+        if (self.rollout_driver is not None) != (self.integration_profile == _DRIVEN):
+            raise ValueError(f"rollout_driver belongs to integration_profile {_DRIVEN}, and to no other")
+        if self.integration_profile.startswith("custom-gym") and not self.model_server:
+            raise ValueError(f"integration_profile {self.integration_profile} needs a model_server")
+        if self.kind == "benchmark" and not (self.canonical_split and self.standard_prompt_config):
+            raise ValueError("a benchmark needs canonical_split and standard_prompt_config")
+        lacking = [each.name for each in self.datasets if each.type == "benchmark" and not each.prepare_script]
+        if lacking:
+            raise ValueError(f"data sets of type benchmark need a prepare_script: {', '.join(lacking)}")
+        return self
 
 
 class ManifestError(ConfigError, ValueError):
@@ -78,12 +146,8 @@ class Entry:
     lifecycle: str | None = None
 
 
-@command(CatalogConfig, name="gym list", reads_config=False)
-def main(config: CatalogConfig) -> None:
-    """List components of this distribution, of the current folder and of the folders in NEMO_GYM_EXTRA_ROOTS.
-
-    With a NAME, all that is known about one, and how it is used.
-    """
+def list_components(config: CatalogConfig) -> None:
+    """`gym list` and `gym search`."""
     if config.component_name is not None:
         _inspect(config, config.component_name)
     elif config.catalog in ("environments", "benchmarks"):
@@ -127,8 +191,6 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 def _is_like(query: str | None, *texts: str | None) -> bool:
     if not query:
         return True
-    from nemo_gym.benchmarks import matches
-
     return matches(query, (text or "" for text in texts))
 
 
@@ -140,8 +202,6 @@ def _print(config: CatalogConfig, rows: list[dict[str, Any]], columns: Mapping[s
     if not rows:
         print_line(f"No {what} match {config.query!r}." if config.query else f"No {what} found.")
         return
-    from nemo_gym.tables import new_table, print_table
-
     print_line(f"{what.capitalize()} ({', '.join(filter(None, [str(len(rows)), note]))})")
     shown = {**columns, "Description": "description"} if "description" in rows[0] else dict(columns)
     table = new_table(*shown)
@@ -158,8 +218,6 @@ def _in_words(value: Any) -> str:
 
 def catalog() -> list[tuple[Entry, str]]:
     """Every environment and benchmark, by name, each with the path of its config."""
-    from nemo_gym.cli.gallery import components_in
-
     found: dict[tuple[str, str], tuple[Entry, str]] = {}
     for kind, configs in (("environment", environment_configs()), ("benchmark", benchmark_configs())):
         for each in components_in(configs, RESOURCES_TYPE):
@@ -196,9 +254,6 @@ def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":
     Raises:
         ManifestError: it cannot be read, is not complete, or is about something else; all problems are named.
     """
-    from nemo_gym.config.files import load_yaml
-    from nemo_gym.schemas.manifest import WorkloadManifest
-
     try:
         manifest = WorkloadManifest.model_validate(load_yaml(path))
     except ValidationError as error:
@@ -213,8 +268,6 @@ def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":
 
 
 def _agents() -> list[dict[str, Any]]:
-    from nemo_gym.cli.gallery import components_in, read_tree
-
     by_folder: dict[str, dict[str, Any]] = {}
     for each in components_in(server_configs(AGENTS_TYPE), AGENTS_TYPE):
         name = Path(each.config_path).parent.parent.name
@@ -241,8 +294,6 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _resources_servers() -> list[dict[str, Any]]:
-    from nemo_gym.cli.gallery import components_in
-
     rows: dict[str, dict[str, Any]] = {}
     for each in components_in(server_configs(RESOURCES_TYPE), RESOURCES_TYPE):
         name = Path(each.config_path).parent.parent.relative_to(RESOURCES_TYPE).as_posix()

@@ -1,15 +1,14 @@
-"""`@command`: what turns a function into a program.
+"""What turns a function into a program: `command_named` for those with a page, `@command` for any other.
 
 Everything that belongs to the process happens here and nowhere else: reading argv, help pages,
 logging, exit codes. The function itself gets typed arguments and returns nothing, or an exit code.
 
-    @command(VersionConfig)
-    def main(config: VersionConfig) -> None: ...
+    def version(config: VersionConfig) -> None: ...
 
 Exit codes: 0 ok, 1 a failed run, 2 the user's mistake, 130 Ctrl-C. A user's mistake is one message
 on stderr (`NEMO_GYM_DEBUG=1` adds the traceback); anything unexpected is a bug and keeps its traceback.
 
-The help page is made from the docstring of the command's `main` and the fields of its config class, so it needs no
+The help page is made from the words of the command and the fields of its config class, so it needs no
 configuration and cannot disagree with what the command accepts. OmegaConf and Hydra's grammar are imported only
 when there is something to parse, with `cli.config`.
 """
@@ -24,7 +23,6 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TextIO, TypeVar
@@ -32,7 +30,16 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TextIO, TypeVar
 from pydantic import BaseModel
 
 from nemo_gym.cli.entry import end_after_a_page, interruptible
-from nemo_gym.cli.registry import HELP_OPTIONS, all_options, bare_name, shortcuts_of
+from nemo_gym.cli.pages import Loading
+from nemo_gym.cli.registry import (
+    HELP_OPTIONS,
+    all_options,
+    bare_name,
+    config_class_of,
+    find_command,
+    loaded,
+    shortcuts_of,
+)
 from nemo_gym.cli.tree import spelled_as_gym
 from nemo_gym.config.options import Option, meanings_of, options_of, validate_options
 from nemo_gym.errors import ConfigError, GymError, listed
@@ -43,8 +50,6 @@ from nemo_gym.terminal import exit_code_of_lost_output, harmless, print_tracebac
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from nemo_gym.global_config import FurtherChecks
 
 logger = logging.getLogger(__name__)
 
@@ -185,26 +190,6 @@ def _closing(program: str, *, reads_config: bool) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Loading:
-    """How a command comes to its configuration."""
-
-    needs_model: bool = True
-    """False puts a stand-in model under the configuration, for commands that call no model."""
-    initial: Mapping[str, Any] | None = None
-    """Configuration below the command line and above config files and env.yaml."""
-    offline: bool = False
-    """Probe no port and look up no host name."""
-    reads_config: bool = True
-    """False for commands that depend on nothing but their options: no file is read."""
-    starts_servers: bool = False
-    """Whether it starts the configured servers, or answers for whoever will."""
-    takes_over: bool = True
-    """False leaves aside a configuration that a launcher hands over."""
-    further_checks: "FurtherChecks | None" = None
-    """What else is to be checked while the configuration is read."""
-
-
 def command(
     config_class: type[ConfigT],
     *,
@@ -215,7 +200,7 @@ def command(
     reads_config: bool = True,
     starts_servers: bool = False,
     takes_over: bool = True,
-    further_checks: "FurtherChecks | None" = None,
+    further_checks: str | None = None,
 ) -> Callable[[Callable[[ConfigT], Any]], "Command[ConfigT]"]:
     """Make `main(config)`, plain or async, a command with the options of `config_class`.
 
@@ -235,15 +220,36 @@ class Command(Generic[ConfigT]):
     """A program: called without arguments it runs on `sys.argv`, called with a config it is its function."""
 
     def __init__(
-        self, main: Callable[[ConfigT], Any], config_class: type[ConfigT], name: str, loading: Loading
+        self,
+        main: Callable[[ConfigT], Any] | str,
+        config_class: type[ConfigT],
+        name: str,
+        loading: Loading,
+        words: str | None = None,
     ) -> None:
-        functools.update_wrapper(self, main)
-        self.main = main
+        """Of a function, or of what `module:function` stands for, which is loaded when it is to be called.
+
+        Args:
+            main: The function.
+            config_class: Its arguments.
+            name: The program, as it is typed.
+            loading: How it comes to its configuration.
+            words: For the help page; if unset, the docstring of the function.
+        """
+        if not isinstance(main, str):
+            functools.update_wrapper(self, main)
+        self._main = main
         self.config_class = config_class
         self.name = name
         self.loading = loading
+        self.words = words or self.main.__doc__
         self.flags: Mapping[str, str] = {}
         """How its options are typed in another spelling, if it was started in that."""
+
+    @functools.cached_property
+    def main(self) -> Callable[[ConfigT], Any]:
+        """The function that does the work."""
+        return loaded(self._main) if isinstance(self._main, str) else self._main
 
     def __call__(self, config: ConfigT | None = None) -> Any:
         """Run the program, or just the function when its arguments are given."""
@@ -273,7 +279,7 @@ class Command(Generic[ConfigT]):
 
     def show_help(self) -> NoReturn:
         """Print the help page and exit."""
-        print_help(self.program, self.main.__doc__, self.config_class, reads_config=self.loading.reads_config)
+        print_help(self.program, self.words, self.config_class, reads_config=self.loading.reads_config)
 
     @property
     def program(self) -> str:
@@ -304,8 +310,9 @@ class Command(Generic[ConfigT]):
         if any(config.get(option) for option in HELP_OPTIONS):
             self.show_help()
         setup_logging(verbose=bool(config.get(VERBOSE_KEY_NAME)))
+        main, options = self.main, self._options_in(config, arguments)
         with interruptible:
-            result = self._call_main(self._options_in(config, arguments))
+            result = _called(main, options)
         return result if type(result) is int else 0
 
     def _options_in(self, config: Mapping[str, Any], arguments: Sequence[str]) -> ConfigT:
@@ -326,12 +333,26 @@ class Command(Generic[ConfigT]):
 
         return load_config(arguments, self.config_class, self.loading)
 
-    def _call_main(self, config: ConfigT) -> Any:
-        if not inspect.iscoroutinefunction(self.main):
-            return self.main(config)
-        from nemo_gym import runtime
 
-        return runtime.run(self.main(config))
+def command_named(name: str) -> Command[Any]:
+    """The command `ng_<name>`; its work is loaded when it is run.
+
+    Raises:
+        LookupError: there is none.
+    """
+    info = find_command(name)
+    config_class = config_class_of(info) if info else None
+    if info is None or config_class is None:
+        raise LookupError(f"there is no command {name!r}")
+    return Command(info.body, config_class, f"ng_{info.name}", info.loading, info.words)
+
+
+def _called(main: Callable[[ConfigT], Any], config: ConfigT) -> Any:
+    if not inspect.iscoroutinefunction(main):
+        return main(config)
+    from nemo_gym import runtime
+
+    return runtime.run(main(config))
 
 
 def _name_in(argument: str) -> str:

@@ -6,17 +6,20 @@ which answers one candidate per line. It must answer at once, so nothing here lo
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nemo_gym.cli.assets import names_of
-from nemo_gym.cli.registry import HELP, config_class_of, find_command, shortcuts_of
+from nemo_gym.cli.pages import HELP
+from nemo_gym.cli.registry import config_class_of, find_command, installed_scripts, shortcuts_of
 from nemo_gym.cli.tree import LIST_TYPES, TREE, Flag, Leaf, leaves_below
 from nemo_gym.config.components import KINDS, agent_names, benchmark_configs, environment_configs, server_configs
 from nemo_gym.config.options import Option, options_of
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MODELS_TYPE, SERVER_TYPES
 from nemo_gym.paths import component_search_roots
+from nemo_gym.schemas.cli_config import CompletionConfig
 
 _COMPONENT_CONFIGS = (*(f"{server_type}/*/configs/*.yaml" for server_type in SERVER_TYPES), "benchmarks/**/*.yaml")
 _COMPONENT_FOLDERS = (*SERVER_TYPES, "benchmarks")
@@ -24,6 +27,29 @@ _UNTYPABLE = frozenset(" \t\n\"'\\,[]{}()$&|;<>*?`!")
 """A file whose name has one of these would need quoting that differs by shell and place."""
 
 _MAX_LONE_FOLDERS = 10
+_SCRIPTS = {
+    "bash": """\
+_nemo_gym_complete() {{
+    local candidate
+    COMPREPLY=()
+    while IFS= read -r candidate; do
+        COMPREPLY+=("$candidate")
+    done < <({python} -P -m nemo_gym.cli.completion bash "$1" "${{COMP_LINE:0:COMP_POINT}}" "$2" 2>/dev/null)
+}}
+complete -o nospace -F _nemo_gym_complete {scripts}
+""",
+    "zsh": """\
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+_nemo_gym_complete() {{
+    local -a candidates
+    local before="$words[2,CURRENT-1]"
+    candidates=("${{(@f)$({python} -P -m nemo_gym.cli.completion zsh "$words[1]" "${{(Q)PREFIX}}" "" "$before" \\
+        2>/dev/null)}}")
+    [[ -n "$candidates" ]] && compadd -U -Q -S '' -a candidates
+}}
+compdef _nemo_gym_complete {scripts}
+""",
+}
 PROGRAMS = ("gym", "ng")
 """What the tree of commands is typed after."""
 _VERBOSE = ("-v", "--verbose")
@@ -225,6 +251,16 @@ def answer(shell: str, script: str, line: str, replaced: str, before: str = "") 
         return whole
     kept = len(word) - len(current_word(replaced))
     return [candidate[kept:] for candidate in whole]
+
+
+def completion(config: CompletionConfig) -> None:
+    """`ng_completion`."""
+    print(shell_script(config.shell, [*PROGRAMS, *installed_scripts()]), end="")
+
+
+def shell_script(shell: str, scripts: Sequence[str]) -> str:
+    """A script that teaches `shell` to complete the options of `scripts`."""
+    return _SCRIPTS[shell].format(python=shlex.quote(sys.executable), scripts=" ".join(scripts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The configuration that a command's arguments ask for, and how it is shown to people.
+"""The configuration that a command's arguments ask for, and how people see it (`ng_dump_config`, `ng_validate`).
 
 Arguments that are no options are refused first, all at once, each with what was probably meant. Everything here needs
 OmegaConf, so `cli.command` loads it only when there is something to parse: a help page never does.
@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
-from nemo_gym.cli.registry import PREFIXES, all_options, find_command, known_options, shortcuts_of, text_options
-from nemo_gym.cli.shortcuts import MODEL, expand, option_for, with_server
+from nemo_gym.cli.registry import PREFIXES, all_options, find_command, known_options, loaded, shortcuts_of, text_options
+from nemo_gym.cli.shortcuts import MODEL, expand, option_for, shown_expansion, with_server
 from nemo_gym.config.checks import unknown_options
 from nemo_gym.config.handover import config_from_environment
+from nemo_gym.config.instances import find_instances
 from nemo_gym.config.interpolations import plain_tree, resolve
 from nemo_gym.config.options import options_of
 from nemo_gym.config.overrides import CommandLine, apply_changes, parse_overrides
@@ -31,13 +33,16 @@ from nemo_gym.keys import (
     CONFIG_PATHS_KEY_NAME,
     MASK,
     NEMO_GYM_RESERVED_TOP_LEVEL_KEYS,
+    STAND_IN,
     VERBOSE_KEY_NAME,
     WELL_KNOWN_KEYS,
 )
 from nemo_gym.log import setup_logging
+from nemo_gym.schemas.cli_config import DumpConfigConfig, ValidateConfig
+from nemo_gym.terminal import print_line
 
 if TYPE_CHECKING:
-    from nemo_gym.cli.command import Loading
+    from nemo_gym.cli.pages import Loading
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +249,7 @@ def _parser_config(command_line: CommandLine, loading: "Loading") -> GlobalConfi
         offline=loading.offline or not loading.reads_config,
         starts_servers=loading.starts_servers,
         skip_load_from_dotenv=not loading.reads_config,
-        further_checks=loading.further_checks,
+        further_checks=loaded(loading.further_checks) if loading.further_checks else None,
     )
 
 
@@ -283,3 +288,24 @@ def safe_yaml(config: Any) -> str:
     if resolved.problems:
         raise resolved.problems[0]
     return OmegaConf.to_yaml(OmegaConf.create(mask_tree(resolved.tree)))
+
+
+def dump_config(config: DumpConfigConfig) -> None:
+    """`ng_dump_config`."""
+    expansion = shown_expansion(sys.argv[1:], DumpConfigConfig)
+    if expansion is not None:
+        print_line(f"# {expansion}")
+    print(safe_yaml(get_global_config_dict()), end="")
+
+
+def validate(config: ValidateConfig) -> None:
+    """`ng_validate`."""
+    instances = find_instances(get_global_config_dict())[0]
+    print("Config is valid.")
+    if all(instance.implementation == STAND_IN for instance in instances):
+        print("It configures no server, so there is nothing to start.")
+        return
+    column = max(len(instance.name) for instance in instances) + 2
+    for instance in instances:
+        note = " (stand-in: no model is configured)" if instance.implementation == STAND_IN else ""
+        print(f"  {instance.name:<{column}}{instance.SERVER_TYPE}/{instance.implementation}{note}")

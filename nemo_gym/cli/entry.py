@@ -1,4 +1,4 @@
-"""Where every console script begins: `nemo_gym.cli.entry:run` is `main` of `nemo_gym.cli.commands.run`, and so on.
+"""Where every console script begins: `nemo_gym.cli.entry:run` is the command `run` of `nemo_gym.cli.pages`, and so on.
 
 Loading a command takes a few tenths of a second, in which Ctrl-C would end it with a traceback out of whatever is
 being imported. Nothing has been done by then that would have to be undone, so it ends on the spot, until the command
@@ -40,7 +40,9 @@ def __getattr__(name: str) -> object:
         waiting_host.start()
     from importlib import import_module
 
-    return import_module(f"nemo_gym.cli.commands.{name}").main
+    if name == "gym":
+        return import_module("nemo_gym.cli.commands.gym").main
+    return import_module("nemo_gym.cli.command").command_named(name)
 
 
 def end_after_a_page() -> None:

@@ -7,9 +7,10 @@ An exit code other than 0 is raised as SystemExit. The same functions that live 
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from nemo_gym.cli.command import command_named
+from nemo_gym.cli.registry import loaded
 from nemo_gym.errors import ConfigError
 from nemo_gym.paths import PARENT_DIR
 
@@ -17,66 +18,72 @@ if TYPE_CHECKING:
     from nemo_gym.global_config import GlobalConfigDictParserConfig
 
 
-def _run_command(name: str) -> None:
-    import_module(f"nemo_gym.cli.commands.{name}").main()
+collect_rollouts = command_named("collect_rollouts")
+aggregate_rollouts = command_named("aggregate_rollouts")
+"""Called with a config, these two do just the work."""
+
+
+def run_command(name: str) -> None:
+    """Do on this process's arguments what `ng_<name>` does."""
+    command_named(name)()
 
 
 def run(global_config_dict_parser_config: "GlobalConfigDictParserConfig | None" = None) -> None:
     """Start the configured servers and keep them running; with a config of its own, nothing is read from argv."""
     if global_config_dict_parser_config is None:
-        _run_command("run")
+        run_command("run")
     else:
-        import_module("nemo_gym.cli.commands.run").serve(global_config_dict_parser_config)
+        loaded("nemo_gym.cli.commands.servers:serve")(global_config_dict_parser_config)
 
 
 def e2e_rollout_collection() -> None:
     """`ng_e2e_collect_rollouts`."""
-    _run_command("e2e_collect_rollouts")
+    run_command("e2e_collect_rollouts")
 
 
 def test() -> None:
     """`ng_test`."""
-    _run_command("test")
+    run_command("test")
 
 
 def test_all() -> None:
     """`ng_test_all`."""
-    _run_command("test_all")
+    run_command("test_all")
 
 
 def dev_test() -> None:
     """`ng_dev_test`."""
-    _run_command("dev_test")
+    run_command("dev_test")
 
 
 def init_resources_server() -> None:
     """`ng_init_resources_server`."""
-    _run_command("init_resources_server")
+    run_command("init_resources_server")
 
 
 def dump_config() -> None:
     """`ng_dump_config`."""
-    _run_command("dump_config")
+    run_command("dump_config")
 
 
 def display_help() -> None:
     """`ng_help`."""
-    _run_command("help")
+    run_command("help")
 
 
 def status() -> None:
     """`ng_status`."""
-    _run_command("status")
+    run_command("status")
 
 
 def pip_list() -> None:
     """`ng_pip_list`."""
-    _run_command("pip_list")
+    run_command("pip_list")
 
 
 def version() -> None:
     """`ng_version`."""
-    _run_command("version")
+    run_command("version")
 
 
 def reinstall() -> None:

@@ -1,7 +1,8 @@
 """What there is to choose from: environments, agents and models of all search roots, each on one line.
 
 What a config says is taken as it stands, nothing is resolved and nothing started: a component that needs a key or a
-package is listed with that need. `ng_list_benchmarks`, which parses in full, takes tasks and needs from here.
+package is listed with that need. `ng_list_environments`, `ng_list_models` and `ng_list_agents` print that;
+`ng_list_benchmarks` parses in full and takes tasks and needs from here.
 """
 
 import json
@@ -12,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_gym import benchmarks
+from nemo_gym.benchmarks import BenchmarkConfig, matches, search_benchmarks
+from nemo_gym.cli.shortcuts import shape_of
 from nemo_gym.config.components import environment_configs, server_configs
 from nemo_gym.config.directives import apply_directives
 from nemo_gym.config.files import load_config_files
@@ -29,9 +33,9 @@ from nemo_gym.keys import (
 from nemo_gym.launch.requirements import package_name, read_requirements, unmet_package
 from nemo_gym.paths import component_search_roots, resolve_for_reading
 from nemo_gym.schemas.cli_config import ListConfig
+from nemo_gym.schemas.data_config import ListBenchmarksConfig
 from nemo_gym.schemas.server_config import is_server_ref
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import harmless_json, print_line
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +238,62 @@ def _print_table(kind: str, found: Sequence[Component], option: Callable[[Compon
 
 
 def _is_meant(query: str, component: Component) -> bool:
-    from nemo_gym.benchmarks import matches
-
     names = [*component.name.split("/"), component.name, component.domain, *component.agents]
     return matches(query, names) or query.strip().lower() in component.description.lower()
+
+
+def list_environments(config: ListConfig) -> None:
+    """`ng_list_environments`."""
+    print_list("environments", environments, config, lambda each: f"+environment={each.name}")
+
+
+def list_models(config: ListConfig) -> None:
+    """`ng_list_models`."""
+    print_list("models", models, config, lambda each: f"+model={shape_of(each.name)}")
+
+
+def list_agents(config: ListConfig) -> None:
+    """`ng_list_agents`."""
+    print_list("agents", agents, config, lambda each: f"+config_paths=[{each.config_path}]")
+
+
+def list_benchmarks(config: ListBenchmarksConfig) -> None:
+    """`ng_list_benchmarks`."""
+    every = benchmarks.list_benchmarks()
+    found = search_benchmarks(every, config.query)
+    if config.json_format:
+        fields = ("agent_name", "domain", "num_repeats", "description")
+        rows = [
+            {"name": name, **{field: getattr(benchmark, field) for field in fields}, **_tasks_and_needs(benchmark)}
+            for name, benchmark in found.items()
+        ]
+        print(harmless_json(json.dumps([{**row, "option": f"+benchmark={row['name']}"} for row in rows], indent=2)))
+    elif found:
+        _print_benchmarks(found)
+    elif every:
+        print(f"No benchmarks match {config.query!r}. There are: {', '.join(every)}")
+    else:
+        print(f"No benchmarks found below {', '.join(f'{root}/benchmarks' for root in component_search_roots())}")
+
+
+def _tasks_and_needs(benchmark: BenchmarkConfig) -> dict[str, Any]:
+    tree = read_tree(str(benchmark.path))
+    tasks = {kind: rows for kind, rows in tasks_of(tree).items() if kind == "benchmark"}
+    return {"tasks": tasks, "needs": needs_of(tree), "config_path": str(benchmark.path)}
+
+
+def _print_benchmarks(found: dict[str, BenchmarkConfig]) -> None:
+    print(f"Available benchmarks in NeMo Gym ({len(found)}); use one with +benchmark=<name>")
+    table = new_table("Benchmark name", "Domain", "Description", "Agent name", "Num repeats", "Tasks", "Needs")
+    for name, benchmark in found.items():
+        more = _tasks_and_needs(benchmark)
+        table.add_row(
+            name,
+            benchmark.domain,
+            benchmark.description,
+            benchmark.agent_name,
+            str(benchmark.num_repeats),
+            tasks_in_words(more["tasks"]),
+            ", ".join(more["needs"]),
+        )
+    print_table(table, described_by="Description")

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
-from nemo_gym.cli.catalog import ManifestError, catalog, load_manifest
+from nemo_gym.cli.catalog import ManifestDataset, ManifestError, Profile, WorkloadManifest, catalog, load_manifest
 from nemo_gym.config.components import (
     BENCHMARKS_FOLDER,
     ENVIRONMENTS_FOLDER,
@@ -29,14 +29,13 @@ from nemo_gym.config.instances import find_instances
 from nemo_gym.config.interpolations import plain_tree
 from nemo_gym.errors import ConfigError, listed, similar_names
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
-from nemo_gym.keys import AGENTS_TYPE, RESOURCES_TYPE
+from nemo_gym.keys import AGENTS_TYPE, RESOURCES_TYPE, STAND_IN
 from nemo_gym.launch.plan import find_server_folder, is_bundled
-from nemo_gym.launch.server_checks import STAND_IN, server_problems
+from nemo_gym.launch.server_checks import server_problems
 from nemo_gym.launch.server_tests import ModulePythons, ServerModule
 from nemo_gym.paths import component_search_roots, resolve_for_reading, write_aside
 from nemo_gym.prompt import apply_prompt_to_row, load_prompt_or_explain
 from nemo_gym.row_files import read_rows
-from nemo_gym.schemas.manifest import ManifestDataset, Profile, WorkloadManifest
 from nemo_gym.schemas.run_requests import BaseRunRequest
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 

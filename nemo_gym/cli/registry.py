@@ -1,171 +1,36 @@
-"""Every command, in one table: its group, what it does, and the class that describes its options.
+"""Every command, in one table, and what follows from it.
 
-To add a command `ng_<name>`: write `nemo_gym/cli/commands/<name>.py`, give it two lines in
-`[project.scripts]` (`nemo_gym.cli.entry` finds its `main`) and one line in `COMMANDS`, then install
-again. The line may come first: as long as the module of its config class does not exist, it
-counts for nothing. That module is imported by every command (for the options all commands know)
-and by completion, so it imports pydantic and light modules of this package only.
+To add a command `ng_<name>`: describe it in `nemo_gym/cli/pages`, write its function of that name in a chapter of
+`nemo_gym/cli/commands`, and give it two lines in `[project.scripts]`, then install again. The description may come
+first: as long as the module of its config class does not exist, it counts for nothing. That module is imported by
+every command (for the options all commands know) and by completion, so it imports pydantic and light modules of this
+package only.
 
 `ng_help`, the check for unknown options, the set of text options and completion follow from here.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from pydantic import BaseModel
 
+from nemo_gym.cli.pages import GROUPS, CommandInfo, others, rollouts
 from nemo_gym.config.options import Option, options_of
 from nemo_gym.keys import WELL_KNOWN_TEXT_KEYS
 from nemo_gym.schemas.cli_config import Shortcuts
 
-SERVERS = "Servers"
-ROLLOUTS = "Rollouts"
-DATA = "Data sets and benchmarks"
-AUTHORING = "Writing environments"
-CONFIGURATION = "Configuration"
-HELP = "Help"
-OTHER = "Other"
-GROUPS = (SERVERS, ROLLOUTS, DATA, AUTHORING, CONFIGURATION, HELP, OTHER)
-"""The order in which `ng_help` lists the groups."""
-
 PREFIXES = ("ng_", "nemo_gym_")
 HELP_OPTIONS = ("h", "help")
 
-
-@dataclass(frozen=True)
-class CommandInfo:
-    """One line of the table."""
-
-    name: str
-    """Without the `ng_` in front."""
-    group: str
-    summary: str
-    config: str
-    """`module:Class` of its arguments."""
-
-    @property
-    def module(self) -> str:
-        """Where its `main` is."""
-        return f"nemo_gym.cli.commands.{self.name}"
+COMMANDS = tuple(sorted((*others.COMMANDS, *rollouts.COMMANDS), key=lambda info: GROUPS.index(info.group)))
+"""Every command, group by group."""
 
 
-_OWN = "nemo_gym.schemas.cli_config"
-_DATA = "nemo_gym.schemas.data_config"
-_TRANSFER = "nemo_gym.schemas.data_config"
-_AUTHORING = "nemo_gym.schemas.cli_config"
-
-COMMANDS = (
-    CommandInfo("run", SERVERS, "Start the servers of a configuration", "nemo_gym.schemas.cli_config:RunConfig"),
-    CommandInfo("status", SERVERS, "List the running servers and runs", "nemo_gym.schemas.cli_config:StatusConfig"),
-    CommandInfo(
-        "collect_rollouts",
-        ROLLOUTS,
-        "Collect rollouts from running servers",
-        "nemo_gym.runs.options:RolloutCollectionConfig",
-    ),
-    CommandInfo(
-        "e2e_collect_rollouts",
-        ROLLOUTS,
-        "Prepare data, start servers, collect rollouts, stop: in one command",
-        "nemo_gym.runs.options:E2ERolloutCollectionConfig",
-    ),
-    CommandInfo("control", ROLLOUTS, "Ask and steer a run while it is made", f"{_OWN}:ControlConfig"),
-    CommandInfo("attach", ROLLOUTS, "Show how a run is doing that goes on elsewhere", f"{_OWN}:AttachConfig"),
-    CommandInfo(
-        "reverify",
-        ROLLOUTS,
-        "Score stored rollouts again, without agents or models; say what changed",
-        "nemo_gym.runs.options.reverify:RolloutReverificationConfig",
-    ),
-    CommandInfo(
-        "aggregate_rollouts",
-        ROLLOUTS,
-        "Combine rollout files and compute their metrics",
-        "nemo_gym.runs.options:RolloutAggregationConfig",
-    ),
-    CommandInfo(
-        "slurm",
-        ROLLOUTS,
-        "Write the Slurm jobs that collect rollouts in shards",
-        "nemo_gym.executors.options:SlurmConfig",
-    ),
-    CommandInfo(
-        "reward_profile",
-        ROLLOUTS,
-        "Profile rollouts task by task; choose tasks by difficulty",
-        "nemo_gym.schemas.cli_config:RewardProfileConfig",
-    ),
-    CommandInfo(
-        "check_rollouts",
-        ROLLOUTS,
-        "Look for odd rollouts: empty, cut off, in loops, refused, wrongly rewarded; a gate for CI",
-        "nemo_gym.schemas.cli_config:CheckRolloutsConfig",
-    ),
-    CommandInfo(
-        "view",
-        ROLLOUTS,
-        "Show runs and rollouts in a browser, or as one file",
-        "nemo_gym.schemas.cli_config:ViewConfig",
-    ),
-    CommandInfo(
-        "compare",
-        ROLLOUTS,
-        "Compare runs task by task: which is better, by how much, how surely; a gate for CI",
-        "nemo_gym.compare.options:CompareConfig",
-    ),
-    CommandInfo(
-        "export",
-        ROLLOUTS,
-        "Make a training data set (SFT, DPO, chats) of rollouts",
-        "nemo_gym.schemas.cli_config:ExportConfig",
-    ),
-    CommandInfo(
-        "recordings",
-        ROLLOUTS,
-        "List, check and prune recorded model calls",
-        "nemo_gym.schemas.cli_config:RecordingsConfig",
-    ),
-    CommandInfo("prepare_data", DATA, "Check, measure and collate data sets", f"{_DATA}:TrainDataProcessorConfig"),
-    CommandInfo(
-        "materialize_prompts",
-        DATA,
-        "Apply a prompt template to a data set",
-        "nemo_gym.prompt:MaterializePromptsConfig",
-    ),
-    CommandInfo("list_benchmarks", DATA, "List the benchmarks there are", f"{_DATA}:ListBenchmarksConfig"),
-    CommandInfo("list_environments", DATA, "List the environments there are", f"{_OWN}:ListConfig"),
-    CommandInfo("list_models", DATA, "List the model servers there are", f"{_OWN}:ListConfig"),
-    CommandInfo("list_agents", DATA, "List the agents there are", f"{_OWN}:ListConfig"),
-    CommandInfo("prepare_benchmark", DATA, "Make the data of benchmarks", f"{_DATA}:PrepareBenchmarkConfig"),
-    CommandInfo(
-        "download_dataset_from_hf",
-        DATA,
-        "Fetch a data set from the Hugging Face hub",
-        f"{_TRANSFER}:DownloadJsonlDatasetHuggingFaceConfig",
-    ),
-    CommandInfo(
-        "upload_dataset_to_hf",
-        DATA,
-        "Publish a data set on the Hugging Face hub",
-        f"{_TRANSFER}:UploadJsonlDatasetHuggingFaceConfig",
-    ),
-    CommandInfo(
-        "init_resources_server",
-        AUTHORING,
-        "Write a new environment to begin with",
-        f"{_AUTHORING}:InitResourcesServerConfig",
-    ),
-    CommandInfo("test", AUTHORING, "Run the tests of one server", f"{_AUTHORING}:ServerTestsConfig"),
-    CommandInfo("test_all", AUTHORING, "Run the tests of every server", f"{_AUTHORING}:AllServerTestsConfig"),
-    CommandInfo("dev_test", AUTHORING, "Run the tests of nemo-gym itself", f"{_AUTHORING}:DevTestConfig"),
-    CommandInfo("pip_list", AUTHORING, "List the packages a server runs with", f"{_AUTHORING}:PipListConfig"),
-    CommandInfo("validate", CONFIGURATION, "Check a configuration, list every problem", f"{_OWN}:ValidateConfig"),
-    CommandInfo("dump_config", CONFIGURATION, "Print the resolved configuration as YAML", f"{_OWN}:DumpConfigConfig"),
-    CommandInfo("help", HELP, "List the commands", f"{_OWN}:HelpConfig"),
-    CommandInfo("version", HELP, "Print versions and facts about this machine", f"{_OWN}:VersionConfig"),
-    CommandInfo("completion", HELP, "Print a completion script for bash or zsh", f"{_OWN}:CompletionConfig"),
-)
+def loaded(address: str) -> Any:
+    """What `module:name` stands for."""
+    module, _, name = address.partition(":")
+    return getattr(import_module(module), name)
 
 
 def bare_name(script: str) -> str:

@@ -8,7 +8,8 @@ import json
 import os
 import sys
 
-from nemo_gym.cli.command import Command, Loading
+from nemo_gym.cli.command import Command
+from nemo_gym.cli.pages import Loading
 from nemo_gym.executors.shard import Channel, SteeredCollector
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME

@@ -23,8 +23,7 @@ from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import masked_command
 from nemo_gym.runs.read import records
 from nemo_gym.runtime import raise_open_file_limit
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import harmless, harmless_json, print_line, shown
+from nemo_gym.terminal import harmless, harmless_json, new_table, print_line, print_table, shown
 
 if TYPE_CHECKING:
     from nemo_gym.collect.planning import RunPlan

@@ -121,7 +121,7 @@ _SCAFFOLD = (
 _CATALOG_KIND = _value("--kind", sets="catalog_kind", choices=("environment", "benchmark"))
 _LISTED = (_JSON, _SEARCH_DIR)
 _REVISION = Flag(("--revision",), ("revision",), meaning="The version of the data set.")
-_CATALOG = "nemo_gym.cli.catalog:main"
+_CATALOG = "nemo_gym.cli.workloads:list_components"
 _WORKLOAD = "nemo_gym.cli.workloads"
 _REGISTRY = "nemo_gym.dataset_orchestrator"
 

@@ -1,17 +1,19 @@
-"""Commands without an `ng_` spelling: workloads with manifests, environments built ahead, jobs handed in."""
+"""What the commands without an `ng_` spelling are: their arguments, and the words of their help pages.
 
-import json
+Lists and searches, workloads with manifests, environments built ahead, jobs handed in. As with those in `cli.pages`,
+their work is loaded when they are run.
+"""
+
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from nemo_gym.cli.command import Command, Loading, command, whole_config
-from nemo_gym.errors import ConfigError
+from nemo_gym.cli.command import Command
+from nemo_gym.cli.pages import NO_CONFIG, OFFLINE
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, RunConfig
 
+_WORK = "nemo_gym.cli.commands.workloads"
 Kind = Literal["environment", "benchmark"]
 
 
@@ -77,111 +79,100 @@ class SubmitConfig(BaseNeMoGymCLIConfig):
     """Keys of the file to be set otherwise."""
 
 
-@command(RunConfig, name="gym env prefetch", needs_model=False, offline=True)
-def prefetch(config: RunConfig) -> None:
-    """Build the environments that the configured servers need, so that a start finds them; nothing is started.
+class CatalogConfig(BaseNeMoGymCLIConfig):
+    """Arguments of `gym list` and `gym search`."""
+
+    catalog: Literal["benchmarks", "environments", "agents", "models", "resources-servers"] = "environments"
+    """Which components to list."""
+    component_name: str | None = None
+    """Show all that is known about this one."""
+    query: str | None = None
+    """Only what is like this by name, domain or description."""
+    catalog_kind: Kind | None = None
+    """Only environments, or only benchmarks."""
+    domain: str | None = None
+    """Only those of this domain."""
+    modality: str | None = None
+    """Only those whose manifest says this modality."""
+    licensing: str | None = None
+    """Only those whose manifest says this licence."""
+    status: Literal["experimental", "no-manifest"] | None = None
+    """Only those with a manifest (experimental), or without one."""
+    lifecycle: Literal["active", "deprecated"] | None = None
+    """Only those whose manifest says so."""
+    json_format: bool = Field(default=False, alias="json")  # `json` itself is a method of every pydantic model
+    """Print one JSON list instead of a table; of one component, an object."""
+
+
+list_components = Command(
+    "nemo_gym.cli.catalog:list_components",
+    CatalogConfig,
+    "gym list",
+    NO_CONFIG,
+    """
+    List components of this distribution, of the current folder and of the folders in NEMO_GYM_EXTRA_ROOTS.
+
+    With a NAME, all that is known about one, and how it is used.
+    """,
+)
+prefetch = Command(
+    "nemo_gym.cli.commands.servers:prefetch",
+    RunConfig,
+    "gym env prefetch",
+    OFFLINE,
+    """
+    Build the environments that the configured servers need, so that a start finds them; nothing is started.
 
     An environment is built once for all servers with the same requirements; servers that can run in this one need none.
+    """,
+)
+no_gitlab = Command(
+    f"{_WORK}:no_gitlab",
+    NotOfferedConfig,
+    "gym dataset",
+    NO_CONFIG,
     """
-    from nemo_gym.config.instances import find_instances
-    from nemo_gym.launch.plan import PlanSettings, Pythons, environments_folder, plan_servers
-    from nemo_gym.launch.server_checks import STAND_IN
-    from nemo_gym.launch.warden import Warden
-
-    whole = whole_config()
-    instances = [each for each in find_instances(whole)[0] if each.implementation != STAND_IN]
-    if not instances:
-        raise ConfigError("no server is configured, so there is nothing to build; name one, such as --environment mcqa")
-    planned = plan_servers(instances, PlanSettings.of(config))
-    with closing(Warden()) as warden:
-        Pythons(whole, config, warden, lambda: False).prepare(planned)
-    built = [server.name for server in planned if server.isolation == "venv" and server.present_python is None]
-    where = f" in {environments_folder(whole, config)}" if built else ""
-    print(f"{len(planned)} servers are ready to start; {len(built)} of them have an environment of their own{where}.")
-
-
-@command(NotOfferedConfig, name="gym dataset", reads_config=False)
-def no_gitlab(config: NotOfferedConfig) -> None:
-    """Transfers to and from GitLab are not offered here: those with the Hugging Face hub are."""
-    raise ConfigError(
-        "data sets are not uploaded to or downloaded from GitLab here; use --storage hf, or fetch the file yourself "
-        "and name it as jsonl_fpath (gym dataset rm and gym dataset migrate do speak to a registry)"
-    )
-
-
-@command(InitWorkloadConfig, name="gym env init", reads_config=False)
-def init_workload(config: InitWorkloadConfig) -> None:
-    """Write a small environment or benchmark that works, with its manifest; then `gym env validate` and `test` it."""
-    from nemo_gym.cli.scaffolds import Scaffold, create_workload
-
-    scaffold = Scaffold(
-        config.scaffold_kind,
-        config.scaffold_name.strip("/"),
-        config.profile,
-        config.reuse_verifier,
-        config.reward_range,
-        config.higher_is_better,
-    )
-    written = create_workload(scaffold)
-    print(f"Wrote {scaffold.folder}:")
-    for path in written:
-        print(f"  {path}")
-    print(f"Next: gym env validate {scaffold.name}, gym env test {scaffold.name}; `TODO` marks what you have to say.")
-
-
-@command(ValidateWorkloadConfig, name="gym env validate", needs_model=False, offline=True)
-def validate_workload(config: ValidateWorkloadConfig) -> None:
-    """Hold the manifest of a workload against its config and its rows; nothing is started."""
-    from nemo_gym.cli.manifests import find_workload, validate
-
-    workload = find_workload(config.component_name, config.kind, config.manifest_path)
-    report = validate(workload, sync=config.sync)
-    if config.json_format:
-        print(json.dumps(report, indent=2))
-        return
-    print(f"{report['name']} {report['version']} ({report['kind']}): the manifest is valid.")
-    if report["synchronized_fields"]:
-        print(f"  written from the config: {', '.join(report['synchronized_fields'])}")
-    for part in report["components"]:
-        print(f"  {part['role']}: {part['name']} ({part['implementation'] or 'chosen by whoever runs it'})")
-    for data in report["datasets"]:
-        rows = "not there yet" if data["rows"] is None else f"{data['rows']} rows"
-        print(f"  data set {data['name']} ({data['type']}): {rows}")
-    for warning in report["warnings"]:
-        print(f"  warning: {warning}")
-
-
-@command(TestWorkloadConfig, name="gym env test", needs_model=False, offline=True)
-def check_verifier(config: TestWorkloadConfig) -> None:
-    """Ask the verifier of a workload about the cases of its VERIFIER_FIXTURE; the server is not started."""
-    from nemo_gym.cli.manifests import find_workload, run_cases
-
-    workload = find_workload(config.component_name, config.kind, None)
-    report = run_cases(workload, whole_config(), update=config.update_expected)
-    if config.json_format:
-        print(json.dumps(report, indent=2))
-        return
-    print(f"{report['name']} ({report['kind']}): the verifier keeps its word in {len(report['cases'])} cases.")
-    for case in report["cases"]:
-        rewards = ", ".join(map(str, case["observed_rewards"])) or "an error, as expected"
-        print(f"  {case['name']} ({case['kind']}): {rewards}")
-
-
-@command(WorkloadConfig, name="gym env publish", needs_model=False, offline=True)
-def publish_workload(config: WorkloadConfig) -> None:
-    """Make sure that a workload is fit for others: valid, tested, nothing left to fill in, in the catalog.
+    Transfers to and from GitLab are not offered here: those with the Hugging Face hub are.
+    """,
+)
+init_workload = Command(
+    f"{_WORK}:init_workload",
+    InitWorkloadConfig,
+    "gym env init",
+    NO_CONFIG,
+    """
+    Write a small environment or benchmark that works, with its manifest; then `gym env validate` and `test` it.
+    """,
+)
+validate_workload = Command(
+    f"{_WORK}:validate_workload",
+    ValidateWorkloadConfig,
+    "gym env validate",
+    OFFLINE,
+    """
+    Hold the manifest of a workload against its config and its rows; nothing is started.
+    """,
+)
+check_verifier = Command(
+    f"{_WORK}:check_verifier",
+    TestWorkloadConfig,
+    "gym env test",
+    OFFLINE,
+    """
+    Ask the verifier of a workload about the cases of its VERIFIER_FIXTURE; the server is not started.
+    """,
+)
+publish_workload = Command(
+    f"{_WORK}:publish_workload",
+    WorkloadConfig,
+    "gym env publish",
+    OFFLINE,
+    """
+    Make sure that a workload is fit for others: valid, tested, nothing left to fill in, in the catalog.
 
     Nothing is uploaded.
-    """
-    from nemo_gym.cli.manifests import find_workload, publish
-
-    if config.component_name is None:
-        raise ConfigError("gym env publish wants the NAME of a workload; gym list environments shows them")
-    report = publish(find_workload(config.component_name, config.kind, None), whole_config())
-    if config.json_format:
-        print(json.dumps(report, indent=2))
-        return
-    print(f"{report['name']} {report['version']} ({report['kind']}) is ready; {report['verifier_cases']} cases hold.")
+    """,
+)
 
 
 class _Submit(Command[SubmitConfig]):
@@ -194,21 +185,15 @@ class _Submit(Command[SubmitConfig]):
         return {key: given[key] for key in own} | {"changes": changes}
 
 
-def _submit(config: SubmitConfig) -> None:
-    """Make one Slurm job of a file that names machines, services and benchmarks, and hand it in.
+submit = _Submit(
+    f"{_WORK}:submit",
+    SubmitConfig,
+    "gym eval submit",
+    NO_CONFIG,
+    """
+    Make one Slurm job of a file that names machines, services and benchmarks, and hand it in.
 
     The job starts the services, waits for them, runs the benchmarks and stops. `key.inner=value` sets a key of the file
     otherwise. A run in shards, without services, is what `gym eval slurm` writes.
-    """
-    from nemo_gym.executors.submission import hand_in, read_submission, sbatch_script
-
-    path = Path(config.submission)
-    submission = read_submission(path, config.changes)
-    script = sbatch_script(submission, path.stem)
-    if config.dry_run:
-        print(script, end="")
-        return
-    print(f"Slurm job {hand_in(submission, script)}: {', '.join(submission.benchmarks)}")
-
-
-submit = _Submit(_submit, SubmitConfig, "gym eval submit", Loading(reads_config=False))
+    """,
+)

@@ -27,7 +27,7 @@ from nemo_gym.runs.input_check import InputRowsError
 from nemo_gym.runs.options import Concurrency, SharedRolloutCollectionConfig, describe
 from nemo_gym.runs.record import Row, agent_name_of
 from nemo_gym.runtime import MOST_OPEN_FILES, connections_that_fit
-from nemo_gym.schemas.row_faults import ROW_CHECK_PATH, CheckedRows, RowFault, RowsToCheck
+from nemo_gym.schemas.run_requests import ROW_CHECK_PATH, CheckedRows, RowFault, RowsToCheck
 
 logger = logging.getLogger(__name__)
 

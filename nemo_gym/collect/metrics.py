@@ -29,7 +29,7 @@ from nemo_gym.runs.index import StoredRollouts, sendable, stripped
 from nemo_gym.runs.manifest import Expected
 from nemo_gym.runs.record import NG_FAILURE_CLASS_KEY, FailureClass, Result, agent_name_of, key_or_none
 from nemo_gym.runs.spending import Prices
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from nemo_gym.collect.run_servers import announce_head, require_agents
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.combine.expectations import Expectations, find_expectations
 from nemo_gym.combine.merge import Merged, merge_siblings, write_merged
-from nemo_gym.combine.metrics import (
+from nemo_gym.combine.shard_metrics import (
     Hooks,
     Intake,
     MetricsSource,

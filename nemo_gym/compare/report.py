@@ -20,7 +20,7 @@ from nemo_gym.compare.pairing import task_values
 from nemo_gym.metrics.charts import Interval, histogram, interval_chart, share_chart
 from nemo_gym.metrics.paired import Difference, round_number_below
 from nemo_gym.metrics.report import card, markup_table, plain_table, tiles, whole_page
-from nemo_gym.tables import PlainTable, new_table
+from nemo_gym.terminal import PlainTable, new_table
 
 Section = tuple[str, PlainTable]
 _UNITS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from nemo_gym.config.files import ConfigFile
 from nemo_gym.config.interpolations import names_used_by_interpolations, plain_tree
@@ -109,7 +109,7 @@ def _unknown_option(key: str, changes: Sequence[Change], known: Collection[str])
     if key in _MEANT_BY:
         return f"unknown option {key!r}; did you mean {_MEANT_BY[key]!r}?{own_key}"
     similar = did_you_mean(key, {*known, *ALL_SHORTCUTS})
-    name = next(iter(similar_names(key, _response_params())), "")
+    name = next(iter(similar_names(key, _response_params().model_fields)), "")
     if name == key or (name and not similar):
         argument = next(change.argument for change in changes if change.top_level_key == key)
         value = argument.partition("=")[2]
@@ -138,10 +138,10 @@ def _may_become_server(block: Mapping[str, Any]) -> bool:
     )
 
 
-def _response_params() -> Collection[str]:
+def _response_params() -> type[BaseModel]:
     from nemo_gym.schemas.openai_responses import NeMoGymResponseCreateParamsNonStreaming  # slow, seldom needed
 
-    return NeMoGymResponseCreateParamsNonStreaming.model_fields
+    return NeMoGymResponseCreateParamsNonStreaming
 
 
 def _unknown_response_params(changes: Sequence[Change], tree: Mapping[str, Any]) -> list[ConfigError]:
@@ -155,7 +155,7 @@ def _unknown_response_params(changes: Sequence[Change], tree: Mapping[str, Any])
             given.update(dict.fromkeys(map(str, change.value)))
     if not given:
         return []
-    fields = _response_params()
+    fields = _response_params().model_fields
     unknown: list[ConfigError] = [
         UnknownOptionError(
             f"unknown option '{option}.{key}'{did_you_mean(key, fields)}"
@@ -172,10 +172,8 @@ def _unknown_response_params(changes: Sequence[Change], tree: Mapping[str, Any])
 
 def _unfit_response_params(params: Mapping[str, Any]) -> list[ConfigError]:
     """One error per parameter that every request would be refused for."""
-    from nemo_gym.schemas.openai_responses import NeMoGymResponseCreateParamsNonStreaming
-
     try:
-        NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": [], **params})
+        _response_params().model_validate({"input": [], **params})
     except ValidationError as error:
         first = {str(fault["loc"][0]): fault["msg"] for fault in reversed(error.errors()) if fault["loc"]}
         option = RESPONSES_CREATE_PARAMS_KEY_NAME

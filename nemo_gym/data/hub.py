@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from nemo_gym.config.files import load_yaml
-from nemo_gym.data.declared import DeclaredDataset
+from nemo_gym.data.declared import DeclaredDataset, Preparation, check_scripts, missing_script, run_scripts
 from nemo_gym.data.metrics_files import writing_to
-from nemo_gym.data.prepare_scripts import Preparation, check_scripts, missing_script, run_scripts
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, GymError, listed
 from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.jsonl import to_line

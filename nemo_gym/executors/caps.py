@@ -156,7 +156,7 @@ class Instruction:
     stop: bool = False
     at_once: bool = False
     orders: Mapping[str, Any] | None = None
-    """What a person wants; see `nemo_gym.executors.control`."""
+    """What a person wants; see `nemo_gym.executors.steering`."""
     allowance: Mapping[str, float] = field(default_factory=dict)
     """How much of the run's budgets it may use, with what it has used already."""
 

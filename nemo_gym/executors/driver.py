@@ -29,8 +29,8 @@ from nemo_gym.combine.aggregation import RolloutAggregationHelper
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.executors.base import Job
 from nemo_gym.executors.caps import PACE, WHOLE_PACE, Budgets, Leader, Report, add_spending, caps_of, spent_before
-from nemo_gym.executors.control import DriverControl, Orders
 from nemo_gym.executors.shard import ShardEnd, ShardOrder
+from nemo_gym.executors.steering import DriverControl, Orders
 from nemo_gym.http.pace_books import sets_pace
 from nemo_gym.jsonl import count_lines
 from nemo_gym.keys import HEAD_SERVER_KEY_NAME

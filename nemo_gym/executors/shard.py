@@ -36,7 +36,7 @@ from nemo_gym.executors.caps import (
     led_by_the_driver,
     with_caps,
 )
-from nemo_gym.executors.control import LedControl
+from nemo_gym.executors.steering import LedControl
 from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME
 from nemo_gym.paths import OWN_PACKAGE_FIRST, append_own, make_folder
 from nemo_gym.process_inputs import inherited_environment

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from nemo_gym.config.files import load_yaml
 from nemo_gym.config.secrets import is_secret_key
 from nemo_gym.errors import ConfigError, GymError, did_you_mean
 
@@ -163,11 +166,6 @@ def read_submission(path: Path, changes: Sequence[str] = ()) -> Submission:
     Raises:
         ConfigError: it cannot be read, or says something that is not understood; everything is named.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from nemo_gym.config.files import load_yaml
-
     if not path.is_file():
         raise ConfigError(f"--config {path}: there is no such file")
     try:

@@ -23,7 +23,7 @@ from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.collect.metrics import AGGREGATE_PATH
-from nemo_gym.combine.metrics import Hooks, request_of
+from nemo_gym.combine.shard_metrics import Hooks, request_of
 from nemo_gym.config.instances import find_instances
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.errors import GymError

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import site
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, requires
@@ -247,8 +248,6 @@ def _read_project(file: Path) -> Requirements:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    import tomllib  # most servers have a requirements.txt
-
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 

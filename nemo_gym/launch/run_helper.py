@@ -52,7 +52,7 @@ from nemo_gym.process_inputs import common_book
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
-from nemo_gym.tables import new_table, print_table
+from nemo_gym.terminal import new_table, print_table
 
 if TYPE_CHECKING:
     import uvicorn

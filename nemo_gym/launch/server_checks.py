@@ -27,19 +27,18 @@ from nemo_gym.config.trees import has_path
 from nemo_gym.data.declared import datasets_of
 from nemo_gym.data.hub import problems_of_missing
 from nemo_gym.errors import ConfigError
-from nemo_gym.keys import AGENTS_TYPE, SKIP_VERIFICATION_KEY_NAME
+from nemo_gym.keys import AGENTS_TYPE, SKIP_VERIFICATION_KEY_NAME, STAND_IN
 from nemo_gym.launch.plan import PlannedServer, PlanSettings, is_bundled, plan_those_possible
 from nemo_gym.launch.server_processes import host_python_path, python_path_of
 from nemo_gym.observability.store import ModelCallCaptureConfig
 from nemo_gym.process_inputs import inherited_environment
 from nemo_gym.schemas.cli_config import RunConfig
-from nemo_gym.schemas.row_faults import RowFault, merged_faults
+from nemo_gym.schemas.run_requests import RowFault, merged_faults
 from nemo_gym.schemas.server_config import ServerInstanceConfig, is_server_ref
 
 logger = logging.getLogger(__name__)
 
 IMPORT_TIMEOUT_S = 120.0
-STAND_IN = "dummy_model"
 """The implementation that takes a model's place where none is configured."""
 
 

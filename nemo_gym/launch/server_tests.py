@@ -38,8 +38,7 @@ from nemo_gym.launch.venvs import COMPLETE_MARK, Installer, Workshop, environmen
 from nemo_gym.paths import OWN_PACKAGE_FIRST, PARENT_DIR
 from nemo_gym.process_inputs import inherited_environment
 from nemo_gym.schemas.cli_config import RunConfig
-from nemo_gym.tables import new_table, print_table
-from nemo_gym.terminal import print_line
+from nemo_gym.terminal import new_table, print_line, print_table
 
 EXAMPLES = 5
 EXIT_NO_TESTS = 5

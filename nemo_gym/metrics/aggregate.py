@@ -15,7 +15,7 @@ from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.columns import REWARD, Column, RolloutTable, SortedRollouts, is_index
 from nemo_gym.metrics.hooks import ComputeMetrics, GetKeyMetrics, Metrics, Response, means_of
 from nemo_gym.metrics.profile import pooled_statistics, task_profiles
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 
 logger = logging.getLogger(__name__)
 

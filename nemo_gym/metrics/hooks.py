@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 
 Response = dict[str, Any]
 """A verify response with its indices, as sent to `/aggregate_metrics`."""

@@ -21,15 +21,6 @@ from nemo_gym.rl.failures import (
     classify_rollout_failure,
     is_ray_error,
 )
-from nemo_gym.rl.generated import (
-    UnsoundOutputError,
-    generated_part,
-    is_sound,
-    joined,
-    leader_worker,
-    require_sound_log_probs,
-    versions_told,
-)
 from nemo_gym.rl.interfaces import (
     Completion,
     DatumSpec,
@@ -44,6 +35,15 @@ from nemo_gym.rl.interfaces import (
     RolloutOverrides,
     Timer,
     Tokenizer,
+)
+from nemo_gym.rl.message_log import (
+    UnsoundOutputError,
+    generated_part,
+    is_sound,
+    joined,
+    leader_worker,
+    require_sound_log_probs,
+    versions_told,
 )
 from nemo_gym.rl.rewards import Reward, native_metrics, reward_of_one
 from nemo_gym.rl.tensors import (

@@ -230,20 +230,23 @@ def pct(values: Sequence[float], p: float) -> float:
 def histogram(values: Sequence[float]) -> Any:
     """The distribution of the finite values, for a tracker."""
     finite = [value for value in values if math.isfinite(value)]
-    if find_spec("wandb") is None:
-        return Histogram(finite)
-    from wandb import Histogram as WandbHistogram
-
-    return WandbHistogram(finite)
+    wandb = _wandb()
+    return Histogram(finite) if wandb is None else wandb.Histogram(finite)
 
 
 def table(data: list[list[Any]], columns: list[str]) -> Any:
     """A table for a tracker."""
-    if find_spec("wandb") is None:
-        return Table(data, columns)
-    from wandb import Table as WandbTable
+    wandb = _wandb()
+    return Table(data, columns) if wandb is None else wandb.Table(data=data, columns=columns)
 
-    return WandbTable(data=data, columns=columns)
+
+def _wandb() -> Any:
+    """Its module, where it is installed."""
+    if find_spec("wandb") is None:
+        return None
+    import wandb
+
+    return wandb
 
 
 def native_metrics(completions: Sequence[Completion], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

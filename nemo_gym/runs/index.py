@@ -32,7 +32,7 @@ from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.read import keys_in, plain_records, without_observations
 from nemo_gym.runs.record import PREVIOUS_VERDICT_KEY, KeySet, Result, RolloutKey, agent_name_of, task_order
 from nemo_gym.runs.store import RESUME_TO_REPAIR, FileChangedError
-from nemo_gym.schemas.metrics import AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetricsRequest
 
 Indices = NDArray[np.int64]
 Take = Callable[[int, str | None, Result], object]

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gym import prompt as prompts
-from nemo_gym.data.chat_rows import ChatRowError, params_from_chat
-from nemo_gym.data.row_shapes import RowShapes
+from nemo_gym.data.row_shapes import ChatRowError, RowShapes, params_from_chat
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.jsonl import Line, json_type, malformation, parse
 from nemo_gym.keys import (
@@ -229,9 +230,6 @@ def resolve_overrides(overrides: Mapping[str, Any]) -> Row:
     """The overrides as plain JSON data, `${...}` resolved within the block itself."""
     if not overrides:
         return {}
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(dict(overrides)), resolve=True)
         plain: Row = orjson.loads(orjson.dumps(resolved, option=orjson.OPT_NON_STR_KEYS))

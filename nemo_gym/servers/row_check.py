@@ -6,8 +6,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from nemo_gym.schemas.row_faults import RowFault, faults_in
-from nemo_gym.schemas.run_requests import BaseVerifyRequest
+from nemo_gym.schemas.run_requests import BaseVerifyRequest, RowFault, faults_in
 from nemo_gym.servers.routes import models_of
 
 _SOME_RESPONSE = {

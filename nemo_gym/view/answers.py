@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from nemo_gym.runs.facts import FAILED, OUTCOMES
-from nemo_gym.view.columns import Codes, Column, Numbers, Rows, ranks_of, top_rows
+from nemo_gym.view.record_columns import Codes, Column, Numbers, Rows, ranks_of, top_rows
 from nemo_gym.view.runs import (
     Run,
     classes_of,

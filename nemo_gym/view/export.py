@@ -18,13 +18,14 @@ from nemo_gym._version import __version__
 from nemo_gym.errors import GymError
 from nemo_gym.jsonl import to_line
 from nemo_gym.metrics.charts import STYLE as CHART_STYLE
-from nemo_gym.paths import write_aside
+from nemo_gym.paths import make_folder, write_aside
 from nemo_gym.runs.facts import FAILED, SCORED
 from nemo_gym.runs.record import utc_text
 from nemo_gym.runs.select import SelectError
 from nemo_gym.view.answers import MOST_TASKS, fields_of_run, grid_of_rows, stats_of
-from nemo_gym.view.columns import Numbers, Rows, ranks_of, top_rows
-from nemo_gym.view.record import rollout_answer
+from nemo_gym.view.library import Library
+from nemo_gym.view.record_columns import Numbers, Rows, ranks_of, top_rows
+from nemo_gym.view.rollout import rollout_answer
 from nemo_gym.view.runs import Run, newest_first, outcome_is, run_details
 from nemo_gym.view.table import RunTable
 
@@ -80,6 +81,16 @@ def export_page(runs: Sequence[Run], root: str, where: str | None, limit: int, t
     with write_aside(target) as file:
         file.write(page)
     return count
+
+
+def export_run(rollouts: Path, where: str | None, limit: int, target: Path) -> int:
+    """The same for the one run that is in a file, without an index of it being kept."""
+    library = Library([rollouts], cache=None)
+    try:
+        make_folder(target.parent)
+        return export_page(library.read_all(), library.name, where, limit, target)
+    finally:
+        library.close()
 
 
 def export_data(runs: Sequence[Run], root: str, where: str | None, limit: int) -> tuple[dict[str, Any], int]:

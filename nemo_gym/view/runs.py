@@ -26,7 +26,7 @@ from nemo_gym.runs.manifest import RunManifest, read_manifest
 from nemo_gym.runs.record import utc_text
 from nemo_gym.runs.sockets import ask, run_id
 from nemo_gym.runs.spending import prices_of
-from nemo_gym.view.columns import Codes, Numbers, Rows
+from nemo_gym.view.record_columns import Codes, Numbers, Rows
 from nemo_gym.view.table import RunTable, equal_to
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from nemo_gym.runs.facts import COLUMNS, TIMES, facts_of, moment_of, plain, read
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.select import Expression, SelectError
 from nemo_gym.runs.spending import Prices
-from nemo_gym.view.columns import Codes, Column, Numbers, Rows, first_ranks, joined, masks_of, ranks_of, top_rows
-from nemo_gym.view.index import FIELD, FileIndex
+from nemo_gym.view.kept_index import FIELD, FileIndex
+from nemo_gym.view.record_columns import Codes, Column, Numbers, Rows, first_ranks, joined, masks_of, ranks_of, top_rows
 
 BUILT_IN = (*COLUMNS, "attempts", "line")
 OWN_FIELD = "record."

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemo_gym.workers.loop import Handle, serve
     from nemo_gym.workers.pool import (
         PATTERN_TIMEOUT_S,
         PatternMatcher,
@@ -26,10 +25,11 @@ if TYPE_CHECKING:
         captured,
         in_worker,
     )
+    from nemo_gym.workers.worker import Handle, serve
 
 _HOMES = {
     "PATTERN_TIMEOUT_S": "pool",
-    "Handle": "loop",
+    "Handle": "worker",
     "PatternMatcher": "pool",
     "PatternTimeoutError": "pool",
     "WorkerDeathError": "pool",
@@ -42,7 +42,7 @@ _HOMES = {
     "WorkerTimeoutError": "pool",
     "captured": "pool",
     "in_worker": "pool",
-    "serve": "loop",
+    "serve": "worker",
 }
 
 __all__ = [

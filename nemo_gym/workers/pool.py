@@ -40,11 +40,11 @@ from starlette.exceptions import HTTPException
 
 from nemo_gym.errors import GymError
 from nemo_gym.workers.cores import Cores, own_cores
-from nemo_gym.workers.function_worker import dumped, loaded
-from nemo_gym.workers.loop import READY
+from nemo_gym.workers.worker import READY, dumped, loaded
 
 logger = logging.getLogger(__name__)
 
+_PROGRAM = Path(__file__).with_name("worker.py")
 START_TIMEOUT_S = 120.0
 _TRIES = 2
 _CLOCK_FACTOR, _CLOCK_GRACE_S = 10, 60.0
@@ -175,7 +175,7 @@ class WorkerPool:
                 self._workers.discard(worker)
                 if job.is_given_up:
                     raise WorkerError(_NOBODY) from error
-                if code == -signal.SIGPROF:  # the limit that `loop.serve` sets
+                if code == -signal.SIGPROF:  # the limit that `worker.serve` sets
                     raise WorkerTimeoutError(
                         f"a {self._name} process used up its {job.cpu_limit_s:g} s of processor time"
                     ) from error
@@ -364,7 +364,7 @@ class PatternMatcher:
 
     def __init__(self, timeout_s: float = PATTERN_TIMEOUT_S, processes: int | None = None) -> None:
         """Use at most so many processes, as many as processors if unset."""
-        self._pool = WorkerPool("pattern", Path(__file__).with_name("pattern_worker.py"), processes, timeout_s)
+        self._pool = WorkerPool("pattern", _PROGRAM, processes, timeout_s)
         self.open, self.close = self._pool.open, self._pool.close
 
     @property
@@ -446,8 +446,7 @@ def _raised(raised: str, traceback: str) -> Exception:
 @functools.cache
 def _functions() -> WorkerPool:
     """The processes in which functions are called, for all environments of this process."""
-    program = Path(__file__).with_name("function_worker.py")
-    return WorkerPool("function", program, None, PATTERN_TIMEOUT_S, arguments=_surroundings)
+    return WorkerPool("function", _PROGRAM, None, PATTERN_TIMEOUT_S, arguments=_surroundings)
 
 
 def _surroundings() -> list[str]:

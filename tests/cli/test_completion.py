@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands.completion import shell_script
-from nemo_gym.cli.completion import answer, candidates, current_word
+from nemo_gym.cli.completion import answer, candidates, current_word, shell_script
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 

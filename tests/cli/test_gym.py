@@ -3,18 +3,20 @@
 import json
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.gym import _parsed, find_leaf, main, translate
+from nemo_gym.cli import workloads
+from nemo_gym.cli.command import Command
+from nemo_gym.cli.commands.gym import _parsed, find_leaf, leaf_page, main, translate
 from nemo_gym.cli.completion import answer
 from nemo_gym.cli.registry import COMMANDS, known_options
 from nemo_gym.cli.tree import GROUPS, TREE, Leaf, spelled_as_gym
-from nemo_gym.cli.tree_help import leaf_page
-from nemo_gym.cli.workloads import InitWorkloadConfig, TestWorkloadConfig, ValidateWorkloadConfig
+from nemo_gym.cli.workloads import CatalogConfig, InitWorkloadConfig, TestWorkloadConfig, ValidateWorkloadConfig
 from nemo_gym.config.options import options_of
 from nemo_gym.keys import WELL_KNOWN_KEYS
 from nemo_gym.paths import PARENT_DIR
@@ -148,7 +150,7 @@ def test_every_command_has_both_spellings() -> None:
 def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> None:
     of_workloads = {
         name
-        for config_class in (ValidateWorkloadConfig, TestWorkloadConfig, InitWorkloadConfig)
+        for config_class in (CatalogConfig, ValidateWorkloadConfig, TestWorkloadConfig, InitWorkloadConfig)
         for option in options_of(config_class)
         for name in option.names
     }
@@ -157,9 +159,19 @@ def test_a_flag_sets_options_that_exist_and_its_page_explains_it(leaf: Leaf) -> 
     assert page.startswith(f"Usage: {leaf.title} ")
     for flag in leaf.flags:
         assert flag.name in page
-        if flag.role == "option" and not leaf.command.endswith("catalog:main"):
+        if flag.role == "option":
             keys = {key.partition("=")[0].partition(".")[0] for key in flag.sets}
             assert keys <= known, f"{leaf.title} {flag.name}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [each for each in vars(workloads).values() if isinstance(each, Command)],
+    ids=lambda command: command.name,
+)
+def test_the_work_of_what_only_gym_types_takes_its_options(command: Command[Any]) -> None:
+    assert typing.get_type_hints(command.main)["config"] is command.config_class
+    assert (command.words or "").strip()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -12,7 +11,8 @@ import pytest
 from pydantic import Field
 
 from nemo_gym.cli.command import help_page, is_styled, page_width
-from nemo_gym.cli.registry import COMMANDS, CommandInfo
+from nemo_gym.cli.pages import CommandInfo
+from nemo_gym.cli.registry import COMMANDS
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, HelpConfig
 
 DOC = """Roll out every row of a file, one by one, until all of them have been rolled out, and then stop.
@@ -70,7 +70,7 @@ def test_what_must_be_given_comes_first() -> None:
 
 @pytest.mark.parametrize("info", COMMANDS, ids=lambda info: info.name)
 def test_every_example_is_a_command_that_can_be_copied(info: CommandInfo) -> None:
-    page = help_page(f"ng_{info.name}", import_module(info.module).main.__doc__, HelpConfig)
+    page = help_page(f"ng_{info.name}", info.words, HelpConfig)
     examples = page.partition("Examples:\n")[2].partition("\n\n")[0]
     typed = textwrap.dedent(examples).replace("\\\n", " ").splitlines()
     assert typed
@@ -126,7 +126,7 @@ def test_the_width_is_the_terminals_within_reason(monkeypatch: pytest.MonkeyPatc
 
 def test_a_help_page_loads_neither_configuration_nor_anything_for_show() -> None:
     probe = (
-        "import sys\nfrom nemo_gym.cli.commands.validate import main\n"
+        "import sys\nfrom nemo_gym.cli.command import command_named\nmain = command_named('validate')\n"
         "try:\n    main.run(['--help'])\nexcept SystemExit as exit:\n    assert not exit.code\n"
         "heavy = {'omegaconf', 'hydra', 'rich', 'yaml', 'asyncio', 'aiohttp', 'fastapi', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"

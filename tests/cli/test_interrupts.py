@@ -55,7 +55,7 @@ def test_ctrl_c_is_ignored_by_a_command_that_was_started_to_ignore_it(tmp_path: 
 
 def test_a_command_that_a_program_calls_leaves_its_signals_alone() -> None:
     program = (
-        "import signal\nfrom nemo_gym.cli.commands.version import main\nmain.run(['+json=true'])\n"
+        "import signal\nfrom nemo_gym.cli.command import command_named\ncommand_named('version').run(['+json=true'])\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

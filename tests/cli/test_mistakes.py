@@ -1,13 +1,11 @@
 """What newcomers get wrong, each with the answer it gets: exit code 2, no traceback, nothing started or written."""
 
 import json
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nemo_gym.cli.command import Command
+from nemo_gym.cli.command import command_named
 
 MODEL = ["+model=scripted"]
 MCQA = ["+environment=mcqa", *MODEL]
@@ -143,7 +141,7 @@ def test_a_mistake_is_answered_before_anything_happens(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     before = sorted(tmp_path.rglob("*"))
-    command: Command[Any] = import_module(f"nemo_gym.cli.commands.{name}").main
+    command = command_named(name)
 
     with pytest.raises(SystemExit) as ended:
         command.run(arguments)

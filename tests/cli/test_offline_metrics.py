@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 import nemo_gym.global_config
 from nemo_gym.collect.metrics import AggregationError
 from nemo_gym.combine.aggregation import AggregationSummary, RolloutAggregationHelper
-from nemo_gym.combine.metrics import needs_records
+from nemo_gym.combine.shard_metrics import needs_records
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.launch.offline_metrics import NotBuiltError, OfflineAgents
 from nemo_gym.runs.options import RolloutAggregationConfig

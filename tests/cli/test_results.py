@@ -13,7 +13,7 @@ from nemo_gym.collect.summary import RunSummary
 from nemo_gym.metrics.intervals import compute_coverage
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.record import Outcome
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.commands.init_resources_server import create_resources_server, main
+from nemo_gym.cli.command import command_named
+from nemo_gym.cli.scaffolds import create_resources_server
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.paths import PARENT_DIR
+
+main = command_named("init_resources_server")
 
 
 def test_a_new_environment_has_every_part(tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_a_name_with_capitals_keeps_its_folder() -> None:
 
 
 def test_inside_the_checkout_it_requires_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_gym.cli.commands.init_resources_server.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.scaffolds.PARENT_DIR", tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     folder = create_resources_server("resources_servers/my_env")
     assert folder is not None

@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from nemo_gym.cli.commands import dump_config, validate
+from nemo_gym.cli.command import command_named
 from nemo_gym.cli.config import load_config
 from nemo_gym.cli.shortcuts import expand, shown_expansion
 from nemo_gym.errors import ConfigError, UnknownOptionError
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
 from nemo_gym.schemas.cli_config import DumpConfigConfig, RunConfig
 from tests.programs import run_program
+
+dump_config = command_named("dump_config")
+validate = command_named("validate")
+
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 GSM8K = "benchmarks/gsm8k/config.yaml"
@@ -34,7 +38,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(*arguments: str) -> Any:
-    config: Any = dict(load_config(arguments, DumpConfigConfig, dump_config.main.loading))
+    config: Any = dict(load_config(arguments, DumpConfigConfig, dump_config.loading))
     for name, block in config.items():  # ports are chosen anew each time
         for inner in block.values() if hasattr(block, "values") and name != "head_server" else ():
             for settings in inner.values() if hasattr(inner, "values") else ():
@@ -118,7 +122,7 @@ def test_a_missing_key_is_one_line_where_servers_start_and_left_open_where_they_
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        validate.main.run(["+benchmark=gsm8k", "+model=openai:gpt-x"])
+        validate.run(["+benchmark=gsm8k", "+model=openai:gpt-x"])
     error = capsys.readouterr().err
     assert ended.value.code == 2
     assert error.startswith("Error: +model=openai:gpt-x needs an API key: export OPENAI_API_KEY=<key>, or ")

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli import attending
-from nemo_gym.cli.commands.control import main as control_command
-from nemo_gym.cli.commands.status import main as status_command
+from nemo_gym.cli.command import command_named
+from nemo_gym.cli.commands import collecting
 from nemo_gym.errors import ConfigError
 from nemo_gym.runs import sockets
 from nemo_gym.runs.files import RolloutPaths
@@ -40,6 +39,10 @@ from nemo_gym.view.runs import Run
 from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, right_away, rows_of, write_rows
 from tests.collection.processes import Collector, wait_until
 from tests.programs import WAIT_S, Program
+
+control_command = command_named("control")
+status_command = command_named("status")
+
 
 OUTPUT = RolloutPaths(Path("out.jsonl"))
 Start = Callable[..., Collector]
@@ -361,7 +364,7 @@ def test_whoever_wants_to_know_the_end_is_told_however_it_comes(fake_run: FakeRu
 def test_a_command_that_never_ends_is_not_waited_for(
     fake_run: FakeRun, collect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attending, "_ON_END_WITHIN_S", 0.2)
+    monkeypatch.setattr(collecting, "_ON_END_WITHIN_S", 0.2)
     write_rows(Path("in.jsonl"), rows_of(1))
 
     ended = collect("+on_end=sleep 1000")

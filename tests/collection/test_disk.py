@@ -169,9 +169,9 @@ def sync(descriptor, fsync=os.fsync):
     note("sync", os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size)
 
 os.fsync = sync
-from importlib import import_module
+from nemo_gym.cli.command import command_named
 program = sys.argv.pop(1)
-main = import_module(f"nemo_gym.cli.commands.{program.removeprefix('ng_')}").main
+main = command_named(program)
 sys.argv[0] = program
 sys.addaudithook(hook)
 main()

@@ -12,7 +12,7 @@ import pytest
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.reward_profile import compute_aggregate_metrics
 from nemo_gym.rollout_collection import RolloutCollectionHelper
-from nemo_gym.schemas.metrics import AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetricsRequest
 from nemo_gym.server_utils import ServerClient
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, Row, failing_with, keys_in, lines_in, rows_of, write_rows

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.aggregate_rollouts import main as aggregate
-from nemo_gym.cli.commands.export import main as export
-from nemo_gym.cli.commands.reward_profile import main as reward_profile
+from nemo_gym.cli.command import command_named
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, keys_in, lines_in, rows_of, write_rows
+
+aggregate = command_named("aggregate_rollouts")
+export = command_named("export")
+reward_profile = command_named("reward_profile")
 
 
 def contents() -> dict[str, bytes]:

@@ -91,7 +91,7 @@ def test_on_a_terminal_a_pilot_asks(priced: FakeRun) -> None:
         "+output_jsonl_fpath=out.jsonl",
         "+pilot=5",
     ]
-    code = "from nemo_gym.cli.commands.collect_rollouts import main; main()"
+    code = "from nemo_gym.cli.command import command_named; command_named('collect_rollouts')()"
     command = [sys.executable, "-c", code, *options]
     seen = bytearray()
 

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from nemo_gym.cli.command import command_named
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics, for_uneven_repeats
 from nemo_gym.metrics.columns import RolloutTable
 from nemo_gym.metrics.intervals import compute_coverage
@@ -19,6 +20,7 @@ from nemo_gym.runs.repeats import RepeatRule
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, keys_in, lines_in, right_away, rows_of, write_rows
 
+aggregate = command_named("aggregate_rollouts")
 TOOL = {"type": "function", "name": "look_up", "parameters": {}, "strict": True}
 STOP = "+stop_repeats_when=n >= 2 and std == 0"
 
@@ -108,7 +110,6 @@ def test_the_same_from_python(fake_run: FakeRun) -> None:
 
 
 def test_shards_add_up_what_was_not_needed(fake_run: FakeRun, collect: Collect) -> None:
-    from nemo_gym.cli.commands.aggregate_rollouts import main as aggregate
 
     fake_run.answer = undecided_at_1
     write_rows(Path("in.jsonl"), rows_of(4))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from nemo_gym.cli.commands.collect_rollouts import main as collect
-from nemo_gym.cli.commands.reverify import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.collect.failures import RetryPauses
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.rollout_collection import RolloutCollectionHelper
@@ -20,6 +19,10 @@ from tests.collection.fakes import Row, keys_in, lines_in, right_away, rows_of, 
 from tests.collection.scoring import FakeEnvironment, manifest_of, response_of, rollout, rows_made, write_run
 from tests.ports import free_port
 from tests.programs import Program
+
+collect = command_named("collect_rollouts")
+main = command_named("reverify")
+
 
 Reverify = Callable[..., Done]
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands.aggregate_rollouts import main as aggregate
+from nemo_gym.cli.command import command_named
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun
+
+aggregate = command_named("aggregate_rollouts")
 
 
 def write_rows(count: int) -> None:

@@ -12,9 +12,12 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from nemo_gym.cli.commands.compare import main
+from nemo_gym.cli.command import command_named
 from tests.ports import free_port
 from tests.programs import WAIT_S, Program
+
+main = command_named("compare")
+
 
 Reward = Callable[[int, int], float | None]
 

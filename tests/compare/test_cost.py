@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.compare import main
+from nemo_gym.cli.command import command_named
 from tests.collection.fakes import write_rows
+
+main = command_named("compare")
+
 
 PRICES = "+prices={m: {input: 1, output: 10}}"
 

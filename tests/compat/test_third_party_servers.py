@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import nemo_gym.global_config
-from nemo_gym.cli.commands import test as ng_test
+from nemo_gym.cli.command import command_named
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParserConfig
 from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
@@ -20,6 +20,9 @@ from nemo_gym.log import LOGGER_NAME
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from tests.compat.stand_ins import write_compat_wheels, write_wheel
 from tests.ports import free_port
+
+ng_test = command_named("test")
+
 
 REQUIREMENTS = "-e nemo-gym[dev] @ ../../\n"
 ENVIRONMENT = """
@@ -283,6 +286,6 @@ def test_their_tests_run_with_what_they_need(
 ) -> None:
     write_server(theirs, f"resources_servers/{place}", ENVIRONMENT, ENVIRONMENT_TESTS)
 
-    ng_test.main.run([f"+entrypoint=resources_servers/{place}", f"+cache_dir={tmp_path / 'cache'}"])
+    ng_test.run([f"+entrypoint=resources_servers/{place}", f"+cache_dir={tmp_path / 'cache'}"])
 
     assert "2 passed" in capfd.readouterr().out

@@ -9,10 +9,13 @@ from fastapi.testclient import TestClient
 from omegaconf import OmegaConf
 
 import nemo_gym.global_config
-from nemo_gym.cli.commands.dump_config import main as dump_config
+from nemo_gym.cli.command import command_named
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.servers.head import HeadServer
+
+dump_config = command_named("dump_config")
+
 
 SECRETS = {
     "tavily_key": "hidden-tavily",

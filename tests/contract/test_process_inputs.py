@@ -11,11 +11,11 @@ PACKAGE = Path(nemo_gym.__file__).parent
 READERS = {
     "process_inputs.py": "the one place for the library",
     "servers/host.py": "the program of a child process: many servers",
-    "workers/function_worker.py": "the program of a child process: calls functions of authors",
+    "workers/worker.py": "the program of a child process: calls functions of authors",
     "servers/run.py": "the program of a child process: one server and its workers",
     "sandbox/confine.py": "the program of a child process: untrusted code",
     "sandbox/reaper.py": "the program of a child process: removes containers that are left",
-    "data/prepare_scripts.py": "the program of a child process: a benchmark's script",
+    "data/declared.py": "the program of a child process: a benchmark's script",
     "launch/server_check_process.py": "the program of a child process: imports servers to look at their types",
     "launch/warden_process.py": "the program of a child process: stops what its launcher left",
     "trackers/wandb.py": "W&B takes both from the process and offers no other way",

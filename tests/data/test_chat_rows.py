@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.data.chat_rows import ChatRowError, params_from_chat
+from nemo_gym.data.row_shapes import ChatRowError, params_from_chat
 from nemo_gym.errors import ConfigError
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.runs.options import RolloutCollectionConfig

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.export import main as export
-from nemo_gym.cli.commands.reward_profile import main as profile
+from nemo_gym.cli.command import command_named
 from nemo_gym.runs.input_check import RowRules, scan_input
 from nemo_gym.runs.options import RolloutCollectionConfig
+
+export = command_named("export")
+profile = command_named("reward_profile")
+
 
 REWARDS = {0: [1.0, 1.0], 1: [0.0, 1.0], 2: [0.0, 0.0], 3: [0.5, 1.0]}
 

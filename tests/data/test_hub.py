@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from nemo_gym.cli.commands import download_dataset_from_hf, upload_dataset_to_hf
+from nemo_gym.cli.command import command_named
 from nemo_gym.data.hub import (
     Hub,
     HubConfigError,
@@ -22,6 +22,10 @@ from nemo_gym.data.hub import (
 )
 from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.data_config import DownloadJsonlDatasetHuggingFaceConfig, UploadJsonlDatasetHuggingFaceConfig
+
+download_dataset_from_hf = command_named("download_dataset_from_hf")
+upload_dataset_to_hf = command_named("upload_dataset_to_hf")
+
 
 ROWS = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
 
@@ -226,11 +230,11 @@ def test_the_commands_move_data_sets(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub_cache"))
     hub.publish("o/d", {"train.jsonl": '{"a": 1}\n'})
-    download_dataset_from_hf.main.run(["+repo_id=o/d", "+split=train", "+output_fpath=t.jsonl"])
+    download_dataset_from_hf.run(["+repo_id=o/d", "+split=train", "+output_fpath=t.jsonl"])
     assert capsys.readouterr().out == "t.jsonl\n"
     assert rows_in("t.jsonl") == [{"a": 1}]
     given = upload_config(input_jsonl_fpath="t.jsonl", split="test").model_dump(exclude_none=True)
-    upload_dataset_to_hf.main.run(
+    upload_dataset_to_hf.run(
         [f"+{name}={str(value).lower() if value is False else value}" for name, value in given.items()]
     )
     assert capsys.readouterr().out.startswith(f"{hub.url}/datasets/org/")
@@ -261,7 +265,7 @@ def test_a_file_that_leads_out_of_the_data_set_is_neither_asked_for_nor_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     with pytest.raises(SystemExit) as ended:
-        download_dataset_from_hf.main.run(
+        download_dataset_from_hf.run(
             ["+repo_id=o/d", f"+artifact_fpath={artifact}", f"+output_dirpath={tmp_path / 'out'}"]
         )
 

@@ -13,8 +13,8 @@ import pytest
 from omegaconf import DictConfig
 
 from nemo_gym import global_config, runtime
-from nemo_gym.cli.command import Loading
 from nemo_gym.cli.config import load_config
+from nemo_gym.cli.pages import Loading
 from nemo_gym.collect.adaptive import Load
 from nemo_gym.collect.progress import Progress, ProgressState
 from nemo_gym.collect.stopping import StopKind

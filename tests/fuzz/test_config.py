@@ -7,10 +7,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_gym.cli.commands import dump_config, validate
+from nemo_gym.cli.command import command_named
 from nemo_gym.config.secrets import mask_tree
 from tests.fuzz.bad_values import SCALARS, TEXT, trees
 from tests.fuzz.conftest import Done, Run
+
+dump_config = command_named("dump_config")
+validate = command_named("validate")
+
 
 NAMES = st.sampled_from(
     [
@@ -92,7 +96,7 @@ def dumped(config: Any) -> str:
 def test_a_file_of_any_shape_is_understood_or_refused(run: Run, base: dict[Any, Any], servers: dict[Any, Any]) -> None:
     Path("config.yaml").write_text(dumped({**base, **servers}))
 
-    check(run(dump_config.main, "+config_paths=[config.yaml]"))
+    check(run(dump_config, "+config_paths=[config.yaml]"))
 
 
 @given(
@@ -104,14 +108,14 @@ def test_a_file_of_any_shape_is_understood_or_refused(run: Run, base: dict[Any, 
 def test_a_file_of_any_bytes_is_understood_or_refused(run: Run, content: bytes) -> None:
     Path("config.yaml").write_bytes(content)
 
-    check(run(validate.main, "+config_paths=[config.yaml]"))
+    check(run(validate, "+config_paths=[config.yaml]"))
 
 
 @given(env=st.one_of(CONFIGS.map(dumped), TEXT.filter(lambda text: text.isprintable())))
 def test_an_env_file_of_any_shape_is_understood_or_refused(run: Run, env: str) -> None:
     Path("env.yaml").write_text(env)
 
-    check(run(dump_config.main, "+a=1", "+allow_unknown_keys=true"))
+    check(run(dump_config, "+a=1", "+allow_unknown_keys=true"))
 
 
 VALUES = st.one_of(SCALARS.map(str), TEXT)
@@ -129,7 +133,7 @@ ARGUMENTS = st.one_of(
 @given(arguments=st.lists(ARGUMENTS, min_size=1, max_size=4))
 def test_arguments_of_any_shape_are_understood_or_refused(run: Run, arguments: list[str]) -> None:
     (Path("env.yaml")).unlink(missing_ok=True)
-    check(run(dump_config.main, *(argument for argument in arguments if "help" not in argument and argument != "-h")))
+    check(run(dump_config, *(argument for argument in arguments if "help" not in argument and argument != "-h")))
 
 
 SECRET = "PLANTED"
@@ -146,7 +150,7 @@ def test_a_secret_is_shown_by_neither_the_config_nor_what_is_wrong_with_it(
 ) -> None:
     Path("config.yaml").write_text(dumped({**base, **held}))
 
-    done = run(dump_config.main, "+config_paths=[config.yaml]")
+    done = run(dump_config, "+config_paths=[config.yaml]")
 
     assert SECRET not in done.stdout + done.stderr
 

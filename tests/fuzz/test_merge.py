@@ -9,10 +9,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_gym.cli.commands import aggregate_rollouts
+from nemo_gym.cli.command import command_named
 from nemo_gym.runs.record import RolloutKey, key_or_none
 from tests.fuzz.bad_values import TEXT, json_trees
 from tests.fuzz.conftest import Run
+
+aggregate_rollouts = command_named("aggregate_rollouts")
+
 
 INDICES = st.one_of(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), json_trees())
 AGENTS = st.one_of(st.sampled_from([{"name": "alpha"}, {"name": "beta", "type": "responses_api_agents"}]), json_trees())
@@ -62,7 +65,7 @@ def test_no_record_is_lost_and_none_is_there_twice(run: Run, shards: list[list[s
         Path(f"shards/{number}.jsonl").write_text("".join(line + "\n" for line in lines))
 
     done = run(
-        aggregate_rollouts.main,
+        aggregate_rollouts,
         "+input_glob=shards/*.jsonl",
         "+output_jsonl_fpath=out/all.jsonl",
         f"+on_duplicate={on_duplicate}",

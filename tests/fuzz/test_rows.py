@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_gym.cli.commands import collect_rollouts
+from nemo_gym.cli.command import command_named
 from nemo_gym.errors import ConfigError
 from nemo_gym.jsonl import iter_lines, parse, to_line
 from nemo_gym.row_files import read_rows
 from nemo_gym.runs.read import records
 from tests.fuzz.bad_values import TEXT, json_trees
 from tests.fuzz.conftest import Run
+
+collect_rollouts = command_named("collect_rollouts")
+
 
 OBJECTS = st.dictionaries(TEXT, json_trees(), max_size=4)
 BLANK = st.sampled_from([b"", b" ", b"\t", b"\r", b"  \r"])
@@ -125,7 +128,7 @@ def test_rows_of_any_shape_are_refused_in_words_and_nothing_is_written(run: Run,
     Path("in.jsonl").write_bytes(b"".join(encoded(row) + b"\n" for row in rows))
 
     done = run(
-        collect_rollouts.main,
+        collect_rollouts,
         "+head_server.port=1",
         "+input_jsonl_fpath=in.jsonl",
         "+output_jsonl_fpath=out/rollouts.jsonl",

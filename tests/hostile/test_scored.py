@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.combine.metrics import request_of
+from nemo_gym.combine.shard_metrics import request_of
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address

@@ -14,7 +14,7 @@ from nemo_gym.collect.metrics import AgentMetrics, LargeAnswer, large_answer, wr
 from nemo_gym.jsonl import array_portions
 from nemo_gym.metrics import aggregate
 from nemo_gym.metrics.aggregate import aggregated_json, compute_aggregate_metrics
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 
 TASKS = 20_000
 

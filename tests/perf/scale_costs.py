@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nemo_gym.collect.progress import ProgressState, RewardTotal
 from nemo_gym.combine.aggregation import RolloutAggregationHelper
-from nemo_gym.combine.metrics import Hooks
+from nemo_gym.combine.shard_metrics import Hooks
 from nemo_gym.executors.caps import TOTAL, Board, Report
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
 from nemo_gym.runs.options import RolloutAggregationConfig, RolloutCollectionConfig

@@ -21,7 +21,7 @@ import pytest
 
 from nemo_gym.combine.aggregation import RolloutAggregationHelper
 from nemo_gym.combine.merge import settle_duplicates, write_merged
-from nemo_gym.combine.metrics import Hooks
+from nemo_gym.combine.shard_metrics import Hooks
 from nemo_gym.metrics.hooks import ComputeMetrics, Metrics
 from nemo_gym.reward_profile import compute_pass_majority_metrics
 from nemo_gym.runs.index import RecordIndex

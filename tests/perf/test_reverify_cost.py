@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands.reverify import main
+from nemo_gym.cli.command import command_named
 from tests.collection.conftest import _clean_surroundings  # noqa: F401 - a fixture that every test here needs
 from tests.collection.fakes import keys_in, lines_in, serve
 from tests.collection.scoring import FakeEnvironment, manifest_of, rollout, rows_made, write_run
 from tests.programs import Program
+
+main = command_named("reverify")
+
 
 TASKS, REPEATS = 2_500, 4
 DEADLINE_S = 300.0

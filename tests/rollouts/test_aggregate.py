@@ -23,7 +23,7 @@ from nemo_gym.collect.metrics import (
 )
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import Expected
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics
 
 PATHS = RolloutPaths(Path("out.jsonl"))
 

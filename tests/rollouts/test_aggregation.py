@@ -10,7 +10,7 @@ import pytest
 
 from nemo_gym.collect.metrics import AgentMetrics, AggregationError, write_metrics
 from nemo_gym.combine.aggregation import AggregationSummary, RolloutAggregationHelper
-from nemo_gym.combine.metrics import Hooks, RecordTexts, as_sent, request_of
+from nemo_gym.combine.shard_metrics import Hooks, RecordTexts, as_sent, request_of
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.client import ServerClient
@@ -20,7 +20,7 @@ from nemo_gym.runs.lock import OutputInUseError, RunLock
 from nemo_gym.runs.manifest import Expected, RunManifest, write_manifest
 from nemo_gym.runs.options import RolloutAggregationConfig
 from nemo_gym.runs.record import Result
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics
 
 GOLDEN = Path(__file__).parent.parent / "metrics" / "golden" / "two_agents_aggregate_metrics.json"
 RESULTS = [

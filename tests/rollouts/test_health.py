@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.check_rollouts import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.collect.health import Check, HealthCounts, HealthScan, ends_in_loop
 from nemo_gym.paths import PARENT_DIR
+
+main = command_named("check_rollouts")
+
 
 Record = dict[str, Any]
 TOOLS = [{"type": "function", "name": "look", "parameters": {}}]

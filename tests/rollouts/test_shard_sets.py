@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.combine.aggregation import AggregationSummary, RolloutAggregationHelper
-from nemo_gym.combine.metrics import Hooks
+from nemo_gym.combine.shard_metrics import Hooks
 from nemo_gym.combine.shards import ShardSetError
 from nemo_gym.errors import ConfigError
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics

@@ -14,7 +14,7 @@ from nemo_gym.jsonl import to_line
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import Room, StoredRollouts, sendable, stored_by_agent
 from nemo_gym.runs.store import FileChangedError
-from nemo_gym.schemas.metrics import AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetricsRequest
 from nemo_gym.server_utils import ServerClient
 from resources_servers.string_match.app import StringMatchResourcesServer, StringMatchResourcesServerConfig
 

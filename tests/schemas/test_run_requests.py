@@ -13,7 +13,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.schemas.metrics import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.run_requests import (
     BaseMultiRewardVerifyResponse,
     BaseRunRequest,

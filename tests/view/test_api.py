@@ -16,10 +16,13 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from nemo_gym.cli.commands.view import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.runs.lock import RunLock
 from nemo_gym.runs.manifest import Expected, RunManifest, write_manifest
 from tests.view.files import failure, lines, rollout, said, write_run
+
+main = command_named("view")
+
 
 PATIENCE_S = 60
 SCRIPT = "</script><script>window.pwned=1</script>"
@@ -83,9 +86,12 @@ class Viewer:
         return found
 
 
+_PROGRAM = "from nemo_gym.cli.command import command_named; command_named('view')()"
+
+
 @contextlib.contextmanager
 def viewing(path: Path, cache: Path, *options: str) -> Iterator[Viewer]:
-    command = [sys.executable, "-c", "from nemo_gym.cli.commands.view import main; main()", f"+path={path}", *options]
+    command = [sys.executable, "-c", _PROGRAM, f"+path={path}", *options]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "DISPLAY": ""}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.view import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.view import export
 from nemo_gym.view.export import PageError, bundled, choose
 from nemo_gym.view.table import RunTable
 from tests.view.files import failure, rollout, said, write_run
+
+main = command_named("view")
+
 
 SCRIPT = "</script><script>window.pwned=1</script><!-- \u2028"
 

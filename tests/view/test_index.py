@@ -9,7 +9,7 @@ import pytest
 
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.select import Expression, SelectError
-from nemo_gym.view.index import FileIndex
+from nemo_gym.view.kept_index import FileIndex
 from nemo_gym.view.table import BUILT_IN, RunTable
 from tests.view.files import failure, lines, rollout, said, write_run
 
@@ -144,8 +144,8 @@ def test_a_file_that_grows_is_followed_across_processes(tmp_path: Path, cache: P
 
 
 def test_many_readers_and_writers_at_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_gym.view.index._PIECE_ROWS", 50)
-    monkeypatch.setattr("nemo_gym.view.index._SMALL_ROWS", 20)
+    monkeypatch.setattr("nemo_gym.view.kept_index._PIECE_ROWS", 50)
+    monkeypatch.setattr("nemo_gym.view.kept_index._SMALL_ROWS", 20)
     paths = write_run(tmp_path, [rollout(task, 0, task % 2) for task in range(1000)])
     problems: list[BaseException] = []
 
@@ -241,8 +241,8 @@ EXPRESSIONS = [
 def test_conditions_on_columns_are_conditions_on_rows(
     tmp_path: Path, cache: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemo_gym.view.index._PIECE_ROWS", 40)
-    monkeypatch.setattr("nemo_gym.view.index._SMALL_ROWS", 10)
+    monkeypatch.setattr("nemo_gym.view.kept_index._PIECE_ROWS", 40)
+    monkeypatch.setattr("nemo_gym.view.kept_index._SMALL_ROWS", 10)
     chance = random.Random(seed)
     records = [random_record(chance, number) for number in range(150)]
     failures = [failure(number // 3, number % 3) for number in range(100, 200, 7)]
@@ -330,7 +330,7 @@ def test_hostile_lines_are_rows_all_the_same(tmp_path: Path, cache: Path) -> Non
 
 
 def test_an_index_reads_as_much_as_it_is_told(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_gym.view.index._PIECE_ROWS", 10)
+    monkeypatch.setattr("nemo_gym.view.kept_index._PIECE_ROWS", 10)
     paths = write_run(tmp_path, [rollout(task, 0) for task in range(100)])
     index = FileIndex(paths.rollouts, cache)
     assert not index.refresh(most_bytes=1)

@@ -22,7 +22,7 @@ from nemo_gym.workers.pool import (
 PROGRAM = """
 import os
 import time
-from nemo_gym.workers.loop import serve
+from nemo_gym.workers.worker import serve
 
 def work(request):
     if request.get("crashes"):

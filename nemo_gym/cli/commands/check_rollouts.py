@@ -4,35 +4,22 @@ import glob
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemo_gym.cli.command import command
+import orjson
+
+from nemo_gym.collect.health import MEANINGS, Check, Finding, HealthScan, Place
+from nemo_gym.compare.gate import Number, Verdict, exit_code, judge_numbers, parse_condition
 from nemo_gym.errors import ConfigPathNotFoundError
+from nemo_gym.runs.facts import RolloutFilter
+from nemo_gym.runs.files import BESIDE_ROLLOUTS
+from nemo_gym.runs.kinds import require_rollouts
 from nemo_gym.schemas.cli_config import CheckRolloutsConfig
-from nemo_gym.terminal import harmless_json, print_line
-
-if TYPE_CHECKING:
-    from nemo_gym.collect.health import Finding, HealthScan, Place
-    from nemo_gym.compare.gate import Number, Verdict
+from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
 
-@command(CheckRolloutsConfig, reads_config=False)
-def main(config: CheckRolloutsConfig) -> None:
-    """Look for rollouts that are not what they should be, whatever their reward says.
-
-    Empty answers, answers cut off at the token limit, tools that were offered and never called, loops, arguments of
-    tool calls that are no JSON, refusals, equal answers over all repeats of a task, rewards out of range, rewards that
-    never differ, judges that contradict each other. With fail_if the exit code is 1 if the condition applies, else 0.
-
-    Examples:
-        ng_check_rollouts +input=results/rollouts.jsonl
-        ng_check_rollouts '+input=results/shards/*.jsonl' '+where=reward < 1' +examples=10
-        ng_check_rollouts +input=results/rollouts.jsonl '+fail_if=truncated.share > 0.01 or bad_arguments > 0'
-    """
-    from nemo_gym.collect.health import Check, HealthScan
-    from nemo_gym.compare.gate import exit_code, judge_numbers, parse_condition
-    from nemo_gym.runs.facts import RolloutFilter
-
+def check_rollouts(config: CheckRolloutsConfig) -> None:
+    """`ng_check_rollouts`."""
     names = ["rollouts", "odd", *(name for check in Check for name in (str(check), f"{check}.share"))]
     conditions = [] if config.fail_if is None else [parse_condition(config.fail_if, names)]
     where = None if config.where is None else RolloutFilter(config.where)
@@ -48,16 +35,13 @@ def main(config: CheckRolloutsConfig) -> None:
     if config.json_format:
         _print_json(scan, findings, verdicts)
     else:
-        _print(scan, findings, verdicts)
+        _print_findings(scan, findings, verdicts)
     code = exit_code(verdicts, "fail")
     if code:
         sys.exit(code)
 
 
 def _paths(config: CheckRolloutsConfig) -> list[Path]:
-    from nemo_gym.runs.files import BESIDE_ROLLOUTS
-    from nemo_gym.runs.kinds import require_rollouts
-
     found: list[Path] = []
     for given in [config.input] if isinstance(config.input, str) else config.input:
         path = Path(given).expanduser()
@@ -74,7 +58,7 @@ def _paths(config: CheckRolloutsConfig) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _numbers(scan: "HealthScan", findings: "list[Finding]") -> "dict[str, Number]":
+def _numbers(scan: HealthScan, findings: list[Finding]) -> dict[str, Number]:
     numbers: dict[str, Number] = {"rollouts": float(scan.counts.rollouts), "odd": float(scan.counts.odd)}
     for finding in findings:
         numbers[finding.check] = float(finding.count)
@@ -82,14 +66,12 @@ def _numbers(scan: "HealthScan", findings: "list[Finding]") -> "dict[str, Number
     return numbers
 
 
-def _as_json(place: "Place") -> dict[str, Any]:
+def _as_json(place: Place) -> dict[str, Any]:
     task, repeat = place.key
     return {"file": str(place.path), "line": place.line, "task": task, "repeat": repeat}
 
 
-def _print_json(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
-    import orjson
-
+def _print_json(scan: HealthScan, findings: list[Finding], verdicts: list[Verdict]) -> None:
     checks = {
         str(finding.check): {
             "count": finding.count,
@@ -104,10 +86,7 @@ def _print_json(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[V
     print(harmless_json(orjson.dumps(told, option=orjson.OPT_NON_STR_KEYS).decode()))
 
 
-def _print(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdict]") -> None:
-    from nemo_gym.collect.health import MEANINGS
-    from nemo_gym.tables import new_table, print_table
-
+def _print_findings(scan: HealthScan, findings: list[Finding], verdicts: list[Verdict]) -> None:
     found = sorted((finding for finding in findings if finding.count), key=lambda finding: -finding.count)
     if not found:
         print_line(f"Nothing odd in {scan.counts.rollouts:,} rollouts ({len(findings)} checks)")
@@ -125,7 +104,7 @@ def _print(scan: "HealthScan", findings: "list[Finding]", verdicts: "list[Verdic
         print_line(f"Gate: {verdict.line}")
 
 
-def _view(place: "Place") -> str:
+def _view(place: Place) -> str:
     """The command that shows a rollout."""
     task, repeat = place.key
     task_text = f'"{task}"' if isinstance(task, str) else str(task)

@@ -1,22 +1,28 @@
 """`gym` (and `ng`): every command in one tree, its flags turned into the options of the `ng_` command that does it.
 
 The command itself then runs in this process as if it had been typed in its other spelling, so options, messages, files
-and exit codes are the same.
+and exit codes are the same. The help pages, of the whole tree, of a group, of one command, have the other spelling
+beside each.
 """
 
 import json
 import os
 import re
 import sys
+import textwrap
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nemo_gym.cli.tree import LIST_TYPES, TREE, Flag, Leaf, leaves_below, spelled_as_gym
+from nemo_gym.cli.assets import config_of, short_way_to
+from nemo_gym.cli.command import Command, command_named, page_width
+from nemo_gym.cli.registry import config_class_of, find_command, loaded
+from nemo_gym.cli.tree import GROUPS, LIST_TYPES, TREE, Flag, Leaf, leaves_below, spelled_as_gym, spelled_with_prefix
+from nemo_gym.config.options import meanings_of, options_of
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
 from nemo_gym.terminal import exit_code_of_lost_output
@@ -130,15 +136,11 @@ def _without_command(rest: list[str]) -> NoReturn:
         run("version", ["+json=true"] if "--json" in flags else [])
         raise SystemExit(0)
     _refuse_flags([flag for flag in flags if flag not in _HELP], ("--help", "--version", "--verbose"))
-    from nemo_gym.cli.tree_help import group_page
-
     print(group_page(words), end="", flush=True)
     raise SystemExit(0 if flags else _EXIT_USER_MISTAKE)
 
 
 def _show(leaf: Leaf) -> NoReturn:
-    from nemo_gym.cli.tree_help import leaf_page
-
     print(leaf_page(leaf), end="", flush=True)
     raise SystemExit(0)
 
@@ -279,8 +281,6 @@ def _words(leaf: Leaf, words: list[str]) -> list[str]:
 
 def _assets(kind: str, names: list[str], command: str) -> tuple[list[str], list[str]]:
     """The option for a thing that the command knows by name, or the config files of all that are named."""
-    from nemo_gym.cli.assets import config_of, short_way_to
-
     try:
         found = [config_of(kind, name) for name in names]
     except ConfigError as error:
@@ -340,12 +340,92 @@ def flags_of(name: str) -> dict[str, str]:
 
 def run(name: str, options: Sequence[str]) -> None:
     """Do in this process what `ng_<name>` with these options does, or what a command without that spelling does."""
-    module, _, attribute = name.partition(":")
-    is_installed = not attribute
-    command = getattr(import_module(f"nemo_gym.cli.commands.{name}" if is_installed else module), attribute or "main")
+    is_installed = ":" not in name
+    command = command_named(name) if is_installed else loaded(name)
     if is_installed:
         command.name = spelled_as_gym(name) or command.name
         command.flags = flags_of(name)
     script = f"ng_{name}" if is_installed else "gym"
     sys.argv = [str(Path(sys.argv[0] or "gym").with_name(script)), *options]
     command()
+
+
+_INDENT = " " * 6
+
+
+def group_page(words: tuple[str, ...]) -> str:
+    """What can be typed after `gym`, or after the first word of a group."""
+    leaves = list(leaves_below(words))
+    column = max(len(leaf.title) for leaf in leaves) + 2
+    other = max(len(spelled_with_prefix(leaf)) for leaf in leaves) + 2
+    typed = " ".join(("gym", *words))
+    parts = [f"Usage: {typed} <command> [flags] [+option=value ...]"]
+    for group, about in GROUPS.items():
+        lines = [
+            f"  {leaf.title:<{column}}{spelled_with_prefix(leaf):<{other}}{summary_of(leaf)}"
+            for leaf in leaves
+            if leaf.words[0] == group
+        ]
+        if lines:
+            parts.append("\n".join([f"{about}:", *lines]))
+    parts.append(
+        "The second column is another spelling of the same command; `ng` is another of `gym`.\n"
+        f"`{typed} {'<command> ' * bool(words)}{'<group> <command> ' * (not words)}--help` shows what a command takes."
+    )
+    if not words:
+        parts.append("`gym --version [--json]` prints versions (ng_version), `gym --help` this page (ng_help).")
+    return "\n\n".join(parts) + "\n"
+
+
+def summary_of(leaf: Leaf) -> str:
+    """One line about a command."""
+    info = find_command(leaf.command)
+    return leaf.summary or (info.summary if info else "")
+
+
+def leaf_page(leaf: Leaf) -> str:
+    """What a command does, its flags with the options they stand for, and where to find the other options."""
+    width = page_width()
+    usage = " ".join(filter(None, ["Usage:", leaf.title, leaf.positional, "[flags] [+option=value ...]"]))
+    meanings = _meanings(leaf)
+    lines = [flag_lines(flag, meanings, width) for flag in leaf.flags]
+    parts = [usage, *_about(leaf, width), "\n".join(["Flags:", *lines, "  -v, --verbose  (+verbose=true)"])]
+    other = spelled_with_prefix(leaf)
+    if other:
+        more = f"Also typed as {other}. Its other options can be given here as well; {other} --help lists them all."
+        parts.append(textwrap.fill(more, width))
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(leaf: Leaf, width: int) -> list[str]:
+    """What the command says about itself, without its examples."""
+    command = loaded(leaf.command) if ":" in leaf.command else command_named(leaf.command)
+    words = command.words if isinstance(command, Command) else command.__doc__
+    text = re.split(r"^Examples:", cleandoc(words or summary_of(leaf)), maxsplit=1, flags=re.M)[0]
+    return [
+        textwrap.fill(" ".join(paragraph.split()), width, break_long_words=False, break_on_hyphens=False)
+        for paragraph in re.split(r"\n\s*\n", text.strip())
+    ]
+
+
+def _meanings(leaf: Leaf) -> dict[str, str]:
+    """What the options of the command are for, by every name they have."""
+    info = find_command(leaf.command)
+    config_class = config_class_of(info) if info else None
+    if config_class is None and ":" in leaf.command:
+        config_class = getattr(loaded(leaf.command), "config_class", None)
+    if config_class is None:
+        return {}
+    meanings = meanings_of(config_class)
+    return {name: meanings.get(option.field, "") for option in options_of(config_class) for name in option.names}
+
+
+def flag_lines(flag: Flag, meanings: Mapping[str, str], width: int) -> str:
+    """One flag: its spellings, the options that it sets, and what that means."""
+    sets = " ".join(f"+{key}" if "=" in key else f"+{key}={'true' if flag.is_switch else '...'}" for key in flag.sets)
+    spelled = " ".join(filter(None, [", ".join(flag.spellings), flag.placeholder]))
+    shown = f"  {spelled}" + (f"  ({sets})" if flag.role in ("option", "entrypoint") else "")
+    meaning = flag.meaning or next((meanings[key] for key in flag.sets if meanings.get(key)), "")
+    if not meaning:
+        return shown
+    return f"{shown}\n{textwrap.fill(meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)}"

@@ -3,33 +3,16 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nemo_gym.cli.command import command
 from nemo_gym.errors import ConfigError
+from nemo_gym.recording.files import call_files
+from nemo_gym.recording.upkeep import Inventory, calls_of_rollout, prune, take_inventory
 from nemo_gym.schemas.cli_config import RecordingsConfig
-from nemo_gym.terminal import harmless_json, shown
-
-if TYPE_CHECKING:
-    from nemo_gym.recording.upkeep import Inventory
+from nemo_gym.terminal import harmless_json, new_table, print_table, shown
 
 
-@command(RecordingsConfig, needs_model=False, offline=True)
-def main(config: RecordingsConfig) -> int:
-    """List the model calls in a recording; check them; list those of a rollout; drop what is of no use.
-
-    A recording is a folder that model servers have written with recording mode record or auto (docs/recording.md).
-    With +prune=true, calls that were recorded again later, damaged ones and what killed servers left behind are
-    dropped. Files that servers are writing at the moment stay as they are.
-
-    Examples:
-        ng_recordings +folder=recordings/gsm8k
-        ng_recordings +folder=recordings/gsm8k +check=true
-        ng_recordings +folder=recordings/gsm8k +rollout=3-0
-        ng_recordings +folder=recordings/gsm8k +prune=true +older_than_days=30
-    """
-    from nemo_gym.recording.upkeep import take_inventory
-
+def recordings(config: RecordingsConfig) -> int:
+    """`ng_recordings`."""
     folder = Path(config.folder).expanduser()
     _refuse_contradictions(config)
     if config.rollout is not None:
@@ -45,8 +28,6 @@ def main(config: RecordingsConfig) -> int:
 
 
 def _is_left(folder: Path, config: RecordingsConfig) -> bool:
-    from nemo_gym.recording.files import call_files
-
     return not config.prune or bool(call_files(folder, config.server))
 
 
@@ -60,8 +41,6 @@ def _refuse_contradictions(config: RecordingsConfig) -> None:
 
 
 def _prune(folder: Path, config: RecordingsConfig) -> dict[str, object]:
-    from nemo_gym.recording.upkeep import prune
-
     done = prune(folder, config.server, older_than_days=config.older_than_days, max_bytes=config.max_bytes)
     if not config.json_format:
         print(f"Dropped {done.dropped} calls ({done.freed_bytes:,} bytes), kept {done.kept}")
@@ -70,9 +49,7 @@ def _prune(folder: Path, config: RecordingsConfig) -> dict[str, object]:
     return {**done._asdict(), "in_use": [str(path) for path in done.in_use]}
 
 
-def _print_inventory(inventory: "Inventory", *, is_checked: bool) -> None:
-    from nemo_gym.tables import new_table, print_table
-
+def _print_inventory(inventory: Inventory, *, is_checked: bool) -> None:
     table = new_table("server", "model", "calls", "superseded", "rollouts", "files", "bytes", "last call")
     for server in inventory.servers:
         table.add_row(
@@ -95,8 +72,6 @@ def _print_inventory(inventory: "Inventory", *, is_checked: bool) -> None:
 
 
 def _show_rollout(folder: Path, config: RecordingsConfig) -> int:
-    from nemo_gym.recording.upkeep import calls_of_rollout
-
     assert config.rollout is not None
     for number, call in enumerate(calls_of_rollout(folder, config.rollout, config.server), 1):
         about = call.about

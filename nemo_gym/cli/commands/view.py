@@ -3,35 +3,21 @@
 import json
 import os
 import sys
+import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from nemo_gym.cli.command import command
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
+from nemo_gym.runs.kinds import Kind, refuse_to_replace, require_rollouts
 from nemo_gym.schemas.cli_config import ViewConfig
-
-if TYPE_CHECKING:
-    from nemo_gym.view.library import Library
+from nemo_gym.view.export import export_page
+from nemo_gym.view.library import Library
 
 _DEFAULT_FOLDER = "results"
 
 
-@command(ViewConfig, reads_config=False)
-def main(config: ViewConfig) -> None:
-    """Show runs, their rollouts and the conversations in them, in a browser, also while they are being collected.
-
-    Serves on this machine and prints one address; Ctrl-C ends it. Nothing in the folders of runs is changed. With
-    export, writes one HTML file that shows some rollouts without any server.
-
-    Examples:
-        ng_view +path=results/
-        ng_view +path=results/rollouts.jsonl '+export=report.html' '+where=reward < 1 and output_tokens > 2000'
-        ng_view +json=true
-    """
-    from nemo_gym.view.library import Library
-    from nemo_gym.view.security import is_loopback
-
+def view(config: ViewConfig) -> None:
+    """`ng_view`."""
     roots = _roots(config)
     library = Library(roots, _cache_folder())
     try:
@@ -42,7 +28,7 @@ def main(config: ViewConfig) -> None:
             print(json.dumps({"runs": library.summaries()}))
         else:
             _check_runs(library)
-            _serve(config, library, everywhere=not is_loopback(config.host))
+            _serve(config, library)
     finally:
         library.close()
 
@@ -56,14 +42,8 @@ def _roots(config: ViewConfig) -> list[Path]:
         if not root.exists():
             raise ConfigPathNotFoundError(f"+path={root} does not exist (looked in {Path.cwd()})")
         if root.is_file():
-            _require_rollouts(root)
+            require_rollouts(root, "path")
     return roots
-
-
-def _require_rollouts(path: Path) -> None:
-    from nemo_gym.runs.kinds import require_rollouts
-
-    require_rollouts(path, "path")
 
 
 def _cache_folder() -> Path:
@@ -73,15 +53,12 @@ def _cache_folder() -> Path:
     return base / "nemo_gym" / "view"
 
 
-def _check_runs(library: "Library") -> None:
+def _check_runs(library: Library) -> None:
     if not library.find():
         print(f"There is no run in {library.name} yet; those that begin there will appear.", file=sys.stderr)
 
 
-def _export(config: ViewConfig, library: "Library") -> None:
-    from nemo_gym.runs.kinds import Kind, refuse_to_replace
-    from nemo_gym.view.export import export_page
-
+def _export(config: ViewConfig, library: Library) -> None:
     assert config.export is not None
     target = Path(config.export).expanduser()
     refuse_to_replace(target, "export", Kind.PAGE)
@@ -95,13 +72,13 @@ def _export(config: ViewConfig, library: "Library") -> None:
         print(f"{count} rollouts of {len(runs)} {'run' if len(runs) == 1 else 'runs'} are in {target}")
 
 
-def _serve(config: ViewConfig, library: "Library", *, everywhere: bool) -> None:
-    from nemo_gym.view.api import serve
+def _serve(config: ViewConfig, library: Library) -> None:
+    from nemo_gym.view.api import is_loopback, serve  # with FastAPI, which a page for a file does not need
 
     def started(address: str) -> None:
         address += fragment
         print(f"Runs in {library.name}: {address}", flush=True)
-        if everywhere:
+        if not is_loopback(config.host):
             print("Whoever has this address can read these runs.", file=sys.stderr)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
         if _is_to_open(config):
@@ -114,7 +91,7 @@ def _serve(config: ViewConfig, library: "Library", *, everywhere: bool) -> None:
         raise ConfigError(f"cannot listen on +host={config.host} +port={config.port}: {error.strerror}") from error
 
 
-def _fragment(where: str | None, library: "Library") -> str:
+def _fragment(where: str | None, library: Library) -> str:
     """What leads from the first page to the rollouts that a condition is about.
 
     Raises:
@@ -138,7 +115,5 @@ def _is_to_open(config: ViewConfig) -> bool:
 
 
 def _open(address: str) -> None:
-    import webbrowser
-
     if not webbrowser.open(address):
         print("No browser could be opened; open the address yourself.", file=sys.stderr)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands import (
-    dev_test,
-    download_dataset_from_hf,
-    list_benchmarks,
-    prepare_data,
-    upload_dataset_to_hf,
-)
+from nemo_gym.cli.command import command_named
+
+dev_test = command_named("dev_test")
+download_dataset_from_hf = command_named("download_dataset_from_hf")
+list_benchmarks = command_named("list_benchmarks")
+prepare_data = command_named("prepare_data")
+upload_dataset_to_hf = command_named("upload_dataset_to_hf")
+
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 CONFIG = """
@@ -75,20 +76,20 @@ def test_rows_that_the_environment_would_refuse_end_ng_prepare_data_too(script: 
 
 def test_examples_of_this_distribution_are_valid_from_anywhere(tmp_path: Path) -> None:
     config = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
-    prepare_data.main.run([f"+config_paths=[{config}]", "+mode=example_validation", "+output_dirpath=out"])
+    prepare_data.run([f"+config_paths=[{config}]", "+mode=example_validation", "+output_dirpath=out"])
     assert len((tmp_path / "out/example.jsonl").read_text().splitlines()) == 5
     assert not list(tmp_path.rglob("*conflict*"))
 
 
 def test_benchmarks_are_listed_as_a_table_or_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    list_benchmarks.main.run([])
+    list_benchmarks.run([])
     printed = capsys.readouterr().out
     assert printed.startswith("Available benchmarks in NeMo Gym (")
     assert "gsm8k_math_with_judge_simple_agent" in printed
-    list_benchmarks.main.run(["+json=true", "+query=aime"])
+    list_benchmarks.run(["+json=true", "+query=aime"])
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["name"], found["num_repeats"], found["domain"]) == ("aime24", 32, "math")
-    list_benchmarks.main.run(["+query=zebra"])
+    list_benchmarks.run(["+query=zebra"])
     assert "No benchmarks match 'zebra'" in capsys.readouterr().out
 
 
@@ -96,19 +97,19 @@ def test_without_any_benchmark_the_folders_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nemo_gym.paths.PARENT_DIR", tmp_path)
-    list_benchmarks.main.run([])
+    list_benchmarks.run([])
     assert f"No benchmarks found below {tmp_path}/benchmarks" in capsys.readouterr().out
-    list_benchmarks.main.run(["+json=true"])
+    list_benchmarks.run(["+json=true"])
     assert json.loads(capsys.readouterr().out) == []
 
 
 def test_transfers_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        download_dataset_from_hf.main.run(["+repo_id=o/d"])
+        download_dataset_from_hf.run(["+repo_id=o/d"])
     assert ended.value.code == 2
     assert "output_dirpath" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
-        upload_dataset_to_hf.main.run(["+input_jsonl_fpath=x.jsonl"])
+        upload_dataset_to_hf.run(["+input_jsonl_fpath=x.jsonl"])
     assert ended.value.code == 2
     errors = capsys.readouterr().err
     assert "+hf_organization=<text> is required" in errors
@@ -118,9 +119,9 @@ def test_transfers_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> Non
 def test_an_installation_without_tests_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_gym.cli.commands.dev_test.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.testing.PARENT_DIR", tmp_path)
     with pytest.raises(SystemExit) as ended:
-        dev_test.main.run([])
+        dev_test.run([])
     assert ended.value.code == 2
     assert "run this in a checkout" in capsys.readouterr().err
 
@@ -128,11 +129,11 @@ def test_an_installation_without_tests_says_so(
 def test_in_a_checkout_its_tests_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_gym.cli.commands.dev_test.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.testing.PARENT_DIR", tmp_path)
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)  # its coverage is not ours
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_it.py").write_text("def test_it() -> None:\n    assert True\n")
-    dev_test.main.run([])
+    dev_test.run([])
     assert "1 passed" in capfd.readouterr().out

@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands.export import main
+from nemo_gym.cli.command import command_named
+
+main = command_named("export")
 
 
 def write_run(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 import subprocess
 from collections.abc import Callable
 
-from nemo_gym.cli.commands.help import command_list
+from nemo_gym.cli.commands.about import command_list
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.command import Command
-from nemo_gym.cli.commands import list_agents, list_benchmarks, list_environments, list_models
+from nemo_gym.cli.command import Command, command_named
+
+list_agents = command_named("list_agents")
+list_benchmarks = command_named("list_benchmarks")
+list_environments = command_named("list_environments")
+list_models = command_named("list_models")
+
 
 SHOP = """
 # Buying things; a remark that nobody needs.
@@ -59,7 +64,7 @@ def as_json(command: Command[Any], capsys: pytest.CaptureFixture[str], *argument
 def test_an_environment_is_listed_with_its_tasks_and_its_needs(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    (found,) = as_json(list_environments.main, capsys, "+query=shop_agent")
+    (found,) = as_json(list_environments, capsys, "+query=shop_agent")
     assert found == {
         "name": "shop",
         "description": "Buy what a list says",
@@ -79,7 +84,7 @@ def test_an_environment_is_listed_with_its_tasks_and_its_needs(
         "option": "+environment=shop",
     }
     assert "shop/shop_broken is left out: Malformed YAML" in caplog.text
-    list_environments.main.run(["+query=Buy What"])
+    list_environments.run(["+query=Buy What"])
     heading, columns, row = capsys.readouterr().out.splitlines()
     assert heading == "Available environments (1); use one with +environment=<name>"
     assert columns.split() == ["Name", "Domain", "Description", "Tasks", "Needs"]
@@ -89,22 +94,22 @@ def test_an_environment_is_listed_with_its_tasks_and_its_needs(
 
 
 def test_every_component_of_this_distribution_is_listed_and_described(capsys: pytest.CaptureFixture[str]) -> None:
-    environments = {each["name"]: each for each in as_json(list_environments.main, capsys)}
+    environments = {each["name"]: each for each in as_json(list_environments, capsys)}
     assert environments["mcqa"]["tasks"] == {"example": 5}
     assert environments["mcqa"]["needs"] == []
     assert environments["code_gen"]["needs"] == ["a sandbox"]
     assert environments["equivalence_llm_judge"]["needs"] == ["a judge model"]
     assert "needs no key" in environments["mcqa/mcqa_scripted"]["description"]
-    models = {each["name"]: each for each in as_json(list_models.main, capsys)}
+    models = {each["name"]: each for each in as_json(list_models, capsys)}
     assert models["vllm_model"]["needs"] == ["policy_api_key", "policy_base_url", "policy_model_name"]
     assert models["vllm_model"]["option"] == "+model=vllm:<url>#<name>"
     assert models["scripted_model"]["needs"] == []
-    agents = {each["name"]: each for each in as_json(list_agents.main, capsys)}
+    agents = {each["name"]: each for each in as_json(list_agents, capsys)}
     assert agents["remote_agent"]["needs"] == ["remote_agent_url", "resources_server.name"]
     assert {"simple_agent", "function_agent"} <= set(agents)
     for each in (*environments.values(), *models.values(), *agents.values()):
         assert each["description"], each
-    gsm8k = {each["name"]: each for each in as_json(list_benchmarks.main, capsys)}["gsm8k"]
+    gsm8k = {each["name"]: each for each in as_json(list_benchmarks, capsys)}["gsm8k"]
     assert set(gsm8k["tasks"]) == {"benchmark"}
     assert (gsm8k["needs"], gsm8k["option"]) == (["package math-verify"], "+benchmark=gsm8k")
 
@@ -112,13 +117,13 @@ def test_every_component_of_this_distribution_is_listed_and_described(capsys: py
 def test_tables_and_queries_of_the_other_lists(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list_models.main.run(["+query=openruter"])
+    list_models.run(["+query=openruter"])
     heading, columns, row = capsys.readouterr().out.splitlines()
     assert (heading, columns.split()) == ("Available models (1)", ["Name", "Description", "Needs", "Option"])
     assert row.startswith("inference_provider/openrouter  OpenRouter: ")
     assert row.endswith("+model=openrouter:<name>")
-    list_agents.main.run(["+query=zebra"])
+    list_agents.run(["+query=zebra"])
     assert capsys.readouterr().out.startswith("No agents match 'zebra'. There are: function_agent, ")
     monkeypatch.setattr("nemo_gym.paths.PARENT_DIR", tmp_path)
-    list_agents.main.run([])
+    list_agents.run([])
     assert capsys.readouterr().out == f"No agents found below {tmp_path}\n"

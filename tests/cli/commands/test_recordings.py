@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands.recordings import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.recording.files import call_files
 from tests.recording.test_files import write
+
+main = command_named("recordings")
 
 
 def exit_code(*arguments: str) -> int:

@@ -9,8 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from nemo_gym.cli.commands.reward_profile import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.reward_profile import RewardProfileConfig
+
+main = command_named("reward_profile")
+
 
 GOLDEN = Path(__file__).parents[2] / "metrics" / "golden"
 FILES = ("+materialized_inputs_jsonl_fpath=rows.jsonl", "+rollouts_jsonl_fpath=rollouts.jsonl")

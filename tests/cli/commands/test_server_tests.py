@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.commands import pip_list, test, test_all
+from nemo_gym.cli.command import command_named
 from nemo_gym.launch.server_tests import example_problems
+
+pip_list = command_named("pip_list")
+ng_test = command_named("test")
+ng_test_all = command_named("test_all")
+
 
 PASSES = "from resources_servers.{name}.app import ANSWER\ndef test_it() -> None:\n    assert ANSWER == 42\n"
 FAILS = "def test_it() -> None:\n    assert False\n"
@@ -38,7 +43,7 @@ def write(tmp_path: Path) -> Write:
 
 def test_the_tests_of_a_server_run_in_its_folder(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     write("mine", with_data=True)
-    test.main.run(["+entrypoint=resources_servers/mine", "+should_validate_data=true"])
+    ng_test.run(["+entrypoint=resources_servers/mine", "+should_validate_data=true"])
     printed = capfd.readouterr().out
     assert "1 passed" in printed
     assert "The example data of resources_servers/mine is complete." in printed
@@ -47,7 +52,7 @@ def test_the_tests_of_a_server_run_in_its_folder(write: Write, capfd: pytest.Cap
 def test_the_exit_code_is_that_of_pytest(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     write("mine", FAILS)
     with pytest.raises(SystemExit) as ended:
-        test.main.run(["+entrypoint=resources_servers/mine"])
+        ng_test.run(["+entrypoint=resources_servers/mine"])
     assert ended.value.code == 1
     assert "To look into it" in capfd.readouterr().out
 
@@ -57,7 +62,7 @@ def test_incomplete_data_is_told_with_the_commands_that_make_it(
 ) -> None:
     write("mine")
     with pytest.raises(SystemExit) as ended:
-        test.main.run(["+entrypoint=resources_servers/mine", "+should_validate_data=true"])
+        ng_test.run(["+entrypoint=resources_servers/mine", "+should_validate_data=true"])
     assert ended.value.code == 2
     errors = capfd.readouterr().err
     assert "example.jsonl is missing" in errors
@@ -68,7 +73,7 @@ def test_incomplete_data_is_told_with_the_commands_that_make_it(
 @pytest.mark.parametrize("entrypoint", ["mine", "resources_servers/a/b", "somewhere/mine", "resources_servers/gone"])
 def test_what_is_no_server_is_refused(entrypoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        test.main.run([f"+entrypoint={entrypoint}"])
+        ng_test.run([f"+entrypoint={entrypoint}"])
     assert ended.value.code == 2
     assert entrypoint.rpartition("/")[2] in capsys.readouterr().err
 
@@ -79,7 +84,7 @@ def test_every_server_is_tested_and_counted(write: Write, capfd: pytest.CaptureF
     write("empty", "", with_data=True)
     (write("undocumented") / "README.md").unlink()
     with pytest.raises(SystemExit) as ended:
-        test_all.main.run([])
+        ng_test_all.run([])
     assert ended.value.code == 1
     printed = capfd.readouterr().out
     assert "passed: 1 of 3 (33 %)" in printed
@@ -92,10 +97,10 @@ def test_every_server_is_tested_and_counted(write: Write, capfd: pytest.CaptureF
 def test_shards_divide_the_servers_and_missing_data_fails(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     write("a", with_data=True)
     write("b")
-    test_all.main.run(["+num_shards=2", "+shard_index=0"])
+    ng_test_all.run(["+num_shards=2", "+shard_index=0"])
     assert "passed: 1 of 1" in capfd.readouterr().out
     with pytest.raises(SystemExit) as ended:
-        test_all.main.run(["+num_shards=2", "+shard_index=1"])
+        ng_test_all.run(["+num_shards=2", "+shard_index=1"])
     assert ended.value.code == 1
     assert "The example data of resources_servers/b is not complete" in capfd.readouterr().out
 
@@ -103,17 +108,17 @@ def test_shards_divide_the_servers_and_missing_data_fails(write: Write, capfd: p
 def test_a_server_without_a_readme_can_be_an_error(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     (write("mine") / "README.md").unlink()
     with pytest.raises(SystemExit) as ended:
-        test_all.main.run(["+fail_on_total_and_test_mismatch=true"])
+        ng_test_all.run(["+fail_on_total_and_test_mismatch=true"])
     assert ended.value.code == 2
     assert "resources_servers/mine" in capfd.readouterr().err
     with pytest.raises(SystemExit) as ended:
-        test_all.main.run(["+shard_index=1"])
+        ng_test_all.run(["+shard_index=1"])
     assert ended.value.code == 2
 
 
 def test_the_packages_of_a_server_are_listed(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     write("mine")
-    pip_list.main.run(["+entrypoint=resources_servers/mine", "+format=json"])
+    pip_list.run(["+entrypoint=resources_servers/mine", "+format=json"])
     names = {package["name"] for package in json.loads(capfd.readouterr().out)}
     assert {"pydantic", "pytest"} <= names
 
@@ -123,7 +128,7 @@ def test_an_environment_that_does_not_exist_yet_is_told(
 ) -> None:
     write("mine", requirements="surely-not-installed\n")
     with pytest.raises(SystemExit) as ended:
-        pip_list.main.run(["+entrypoint=resources_servers/mine", f"+cache_dir={tmp_path}/cache"])
+        pip_list.run(["+entrypoint=resources_servers/mine", f"+cache_dir={tmp_path}/cache"])
     assert ended.value.code == 1
     assert "`ng_test +entrypoint=resources_servers/mine` makes it" in capfd.readouterr().err
 
@@ -137,7 +142,7 @@ def test_an_environment_of_its_own_is_used(
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho own environment: $*\n")
     python.chmod(0o755)
-    pip_list.main.run(["+entrypoint=resources_servers/mine"])
+    pip_list.run(["+entrypoint=resources_servers/mine"])
     printed = capfd.readouterr().out
     assert f"Packages of resources_servers/mine ({python})" in printed
 
@@ -170,10 +175,10 @@ def test_the_strictness_of_a_checkout_about_warnings_is_for_its_own_tests(
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n')
     folder = write("mine", WARNS)
 
-    test.main.run(["+entrypoint=resources_servers/mine"])
+    ng_test.run(["+entrypoint=resources_servers/mine"])
     assert "1 passed, 1 warning" in capfd.readouterr().out
 
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     with pytest.raises(SystemExit):
-        test.main.run(["+entrypoint=resources_servers/mine"])
+        ng_test.run(["+entrypoint=resources_servers/mine"])
     assert "-m pytest -W default`" in capfd.readouterr().out

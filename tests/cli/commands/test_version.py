@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 
 from nemo_gym import PARENT_DIR, __version__
-from nemo_gym.cli.commands.version import as_text, version_facts
+from nemo_gym.cli.commands.about import as_text, version_facts
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -41,7 +41,7 @@ def test_a_package_that_is_not_installed_has_no_version_and_is_not_imported() ->
     assert "openai: 1.2" in text
     assert "ray: not installed" in text
     probe = (
-        "import sys\nfrom nemo_gym.cli.commands.version import version_facts\nversion_facts()\n"
+        "import sys\nfrom nemo_gym.cli.commands.about import version_facts\nversion_facts()\n"
         "assert not {'openai', 'ray', 'psutil'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)

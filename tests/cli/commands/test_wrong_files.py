@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.command import Command
-from nemo_gym.cli.commands import aggregate_rollouts, export, materialize_prompts, reward_profile
+from nemo_gym.cli.command import Command, command_named
+
+aggregate_rollouts = command_named("aggregate_rollouts")
+export = command_named("export")
+materialize_prompts = command_named("materialize_prompts")
+reward_profile = command_named("reward_profile")
+
 
 KEY = {"_ng_task_index": 0, "_ng_rollout_index": 0, "agent_ref": {"name": "a"}}
 PARAMS = {"responses_create_params": {"input": "a"}}
@@ -55,7 +60,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_no_rollouts_is_not_exported(refused: Refused, name: str) -> None:
-    errors = refused(export.main, f"+rollouts_jsonl_fpath={name}", "+output_fpath=out.jsonl", "+format=sft")
+    errors = refused(export, f"+rollouts_jsonl_fpath={name}", "+output_fpath=out.jsonl", "+format=sft")
     assert f"{name} {KINDS[name]}" in errors
     assert ("beside it are in r.jsonl" in errors) is name.startswith("r_")
 
@@ -63,7 +68,7 @@ def test_what_is_no_rollouts_is_not_exported(refused: Refused, name: str) -> Non
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_no_rollouts_is_not_profiled(refused: Refused, name: str) -> None:
     errors = refused(
-        reward_profile.main,
+        reward_profile,
         "+materialized_inputs_jsonl_fpath=r_materialized_inputs.jsonl",
         f"+rollouts_jsonl_fpath={name}",
     )
@@ -73,14 +78,14 @@ def test_what_is_no_rollouts_is_not_profiled(refused: Refused, name: str) -> Non
 @pytest.mark.parametrize("name", ["r.jsonl", *list(KINDS)[1:]])
 def test_what_is_no_materialized_inputs_is_named(refused: Refused, name: str) -> None:
     given = (f"+materialized_inputs_jsonl_fpath={name}", "+rollouts_jsonl_fpath=r.jsonl")
-    errors = refused(reward_profile.main, *given)
+    errors = refused(reward_profile, *given)
     assert f"{name} {KINDS.get(name, 'is a rollouts file')}" in errors
     assert "that of these rollouts is r_materialized_inputs.jsonl" in errors
 
 
 def test_two_swapped_files_are_told_apart(refused: Refused) -> None:
     errors = refused(
-        reward_profile.main,
+        reward_profile,
         "+materialized_inputs_jsonl_fpath=r.jsonl",
         "+rollouts_jsonl_fpath=r_materialized_inputs.jsonl",
     )
@@ -94,14 +99,14 @@ def test_what_is_no_rollouts_is_not_aggregated(refused: Refused, name: str, patt
     Path("inputs.jsonl").write_text(CONTENTS["r_materialized_inputs.jsonl"])
     Path("r_materialized_inputs.jsonl").unlink()
     glob = pattern.format(name)
-    errors = refused(aggregate_rollouts.main, f"+input_glob='{glob}'", "+output_jsonl_fpath=all.jsonl", "+offline=true")
+    errors = refused(aggregate_rollouts, f"+input_glob='{glob}'", "+output_jsonl_fpath=all.jsonl", "+offline=true")
     assert f"{name} {KINDS.get(name, 'is a materialized-inputs file')}" in errors
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "data.jsonl", "pipe", "link"])
 def test_an_aggregation_replaces_only_an_earlier_one(refused: Refused, name: str) -> None:
     _odd_files()
-    errors = refused(aggregate_rollouts.main, "+input_glob=r.jsonl", f"+output_jsonl_fpath={name}", "+offline=true")
+    errors = refused(aggregate_rollouts, "+input_glob=r.jsonl", f"+output_jsonl_fpath={name}", "+offline=true")
     assert f"+output_jsonl_fpath={name} is a" in errors
     assert "stays as it is" in errors
 
@@ -111,14 +116,14 @@ def test_an_export_never_replaces_results(refused: Refused, name: str) -> None:
     _odd_files()
     Path("r2.jsonl").write_text(CONTENTS["r.jsonl"])
     given = ("+rollouts_jsonl_fpath=r.jsonl", f"+output_fpath={name}", "+format=sft", "+overwrite=true")
-    assert f"{name} is a" in refused(export.main, *given)
+    assert f"{name} is a" in refused(export, *given)
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "data.jsonl", "r.jsonl", "pipe", "link"])
 def test_a_selection_replaces_only_an_earlier_one(refused: Refused, name: str) -> None:
     _odd_files()
     errors = refused(
-        reward_profile.main,
+        reward_profile,
         "+materialized_inputs_jsonl_fpath=r_materialized_inputs.jsonl",
         "+rollouts_jsonl_fpath=r.jsonl",
         "+select=mean > 0",
@@ -131,7 +136,7 @@ def test_a_selection_replaces_only_an_earlier_one(refused: Refused, name: str) -
 def test_a_profile_is_not_written_over_something_else(refused: Refused) -> None:
     Path("r_reward_profile.html").write_text("My notes\n")
     errors = refused(
-        reward_profile.main,
+        reward_profile,
         "+materialized_inputs_jsonl_fpath=r_materialized_inputs.jsonl",
         "+rollouts_jsonl_fpath=r.jsonl",
     )
@@ -144,17 +149,17 @@ def test_prompts_replace_only_rows_that_were_made_like_that(refused: Refused, na
     Path("prompt.yaml").write_text("user: '{question}'\n")
     Path("q.jsonl").write_text('{"question": "why?"}\n')
     given = ("+input_jsonl_fpath=q.jsonl", "+prompt_config=prompt.yaml", f"+output_jsonl_fpath={name}")
-    assert name in refused(materialize_prompts.main, *given)
+    assert name in refused(materialize_prompts, *given)
 
 
 def test_what_a_command_has_written_it_may_write_again(refused: Refused) -> None:
     Path("prompt.yaml").write_text("user: '{question}'\n")
     Path("q.jsonl").write_text('{"question": "why?"}\n')
     for _ in range(2):
-        materialize_prompts.main.run(
+        materialize_prompts.run(
             ["+input_jsonl_fpath=q.jsonl", "+prompt_config=prompt.yaml", "+output_jsonl_fpath=filled.jsonl"]
         )
-        reward_profile.main.run(
+        reward_profile.run(
             [
                 "+materialized_inputs_jsonl_fpath=r_materialized_inputs.jsonl",
                 "+rollouts_jsonl_fpath=r.jsonl",

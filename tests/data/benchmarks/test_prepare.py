@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 from nemo_gym.benchmarks import list_benchmarks
-from nemo_gym.cli.commands.prepare_benchmark import main
+from nemo_gym.cli.command import command_named
 from nemo_gym.prompt import load_prompt_config
 from nemo_gym.train_data_utils import complete
+
+main = command_named("prepare_benchmark")
+
 
 Rows = list[dict[str, Any]]
 NAMES = ["aime24", "gsm8k", "gpqa", "mmlu_pro"]

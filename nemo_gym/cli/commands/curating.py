@@ -1,40 +1,27 @@
-"""`ng_reward_profile`: statistics of a run, task by task, as data, as a page, and as a selection of tasks."""
+"""Tasks and examples chosen from runs: `ng_reward_profile` (how hard tasks are), `ng_export` (data for training)."""
 
 import json
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from nemo_gym.cli.command import command
 from nemo_gym.errors import ConfigError
-from nemo_gym.paths import make_folder, require_possible_folder
-from nemo_gym.schemas.cli_config import RewardProfileConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nemo_gym.runs.profile import ProfileSummary
-
+from nemo_gym.paths import require_possible_folder
+from nemo_gym.runs.export import export_rollouts
+from nemo_gym.runs.kinds import Kind, refuse_to_replace
+from nemo_gym.runs.profile import ProfileSummary, page_of, profile_run
+from nemo_gym.runs.sockets import run_id
+from nemo_gym.schemas.cli_config import ExportConfig, RewardProfileConfig
 
 _MOST = 1000
 """Rollouts on a page of rollouts; a few MB."""
 
 
-@command(RewardProfileConfig, needs_model=False, offline=True)
-def main(config: RewardProfileConfig) -> None:
-    """Profile the rollouts of a run: how hard each task is, how long its rollouts are, what failed.
-
-    Writes beside the rollouts: <stem>_reward_profiling.jsonl (one task per line), <stem>_agent_metrics.json and
-    <stem>_reward_profile.html, a page to look at. With select, also the input rows of the tasks that match.
-
-    Examples:
-        ng_reward_profile +materialized_inputs_jsonl_fpath=r_materialized_inputs.jsonl +rollouts_jsonl_fpath=r.jsonl
-        ng_reward_profile … ++allow_partial_rollouts=True '+select=0 < mean < 1'
-        ng_reward_profile … +rollouts_page=r_rollouts.html
-    """
-    from nemo_gym.runs.profile import profile_run
-
+def reward_profile(config: RewardProfileConfig) -> None:
+    """`ng_reward_profile`."""
     page = config.rollouts_page
     if page is None:
         summary = profile_run(config)
@@ -53,20 +40,15 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
-def _links(config: RewardProfileConfig, page: str) -> "Callable[[Any], str]":
+def _links(config: RewardProfileConfig, page: str) -> Callable[[Any], str]:
     """Where on a page of the viewer the rollouts of a task are. The token in its address is nobody else's business."""
-    from nemo_gym.runs.sockets import run_id
-
     run = run_id(Path(config.rollouts_jsonl_fpath).expanduser())
     return lambda task: f"{page}#/runs/{run}?where={quote(f'task == {json.dumps(task)}', safe='')}"
 
 
-def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> "ProfileSummary":
+def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> ProfileSummary:
     """The profile, and a page with the rollouts of the tasks that it lists."""
-    from nemo_gym.runs.kinds import Kind, refuse_to_replace
-    from nemo_gym.runs.profile import page_of, profile_run
-    from nemo_gym.view.export import export_page
-    from nemo_gym.view.library import Library
+    from nemo_gym.view.export import export_run  # seldom wanted
 
     refuse_to_replace(target, "rollouts_page", Kind.PAGE)
     require_possible_folder(target.parent)
@@ -76,16 +58,11 @@ def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> "Profil
     seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
     summary = profile_run(config, _links(config, quote(seen_from)))
     listed = ", ".join(json.dumps(task.index) for task in summary.tasks)
-    library = Library([rollouts], cache=None)
-    try:
-        make_folder(target.parent)
-        export_page(library.read_all(), library.name, f"task in [{listed}]" if listed else None, _MOST, target)
-    finally:
-        library.close()
+    export_run(rollouts, f"task in [{listed}]" if listed else None, _MOST, target)
     return summary
 
 
-def _print_summary(summary: "ProfileSummary", rollouts_page: str | None) -> None:
+def _print_summary(summary: ProfileSummary, rollouts_page: str | None) -> None:
     counts = summary.completion
     print(
         f"Rollouts: {counts['completed_rollout_rows']} of {counts['expected_rollout_rows']} "
@@ -102,3 +79,33 @@ def _print_summary(summary: "ProfileSummary", rollouts_page: str | None) -> None
         print(f"Rollouts of its tasks: {rollouts_page}")
     if summary.selected_path is not None:
         print(f"Selected: {summary.selected} tasks, in {summary.selected_path}")
+
+
+logger = logging.getLogger(__name__)
+_CHOOSING = ("where", "filter", "min_reward")
+
+
+def export(config: ExportConfig) -> None:
+    """`ng_export`."""
+    summary = export_rollouts(config)
+    if config.push_to_hub is not None:
+        from nemo_gym.data.hub import Hub, push_file  # with OmegaConf
+
+        summary.pushed_to = push_file(Hub(token=config.hf_token), config.push_to_hub, summary.path, config.hub_split)
+    if not summary.examples:
+        asked = {f"+{name}={getattr(config, name)}" for name in _CHOOSING if getattr(config, name) is not None}
+        why = f"nothing passed {' and '.join(sorted(asked))}" if asked else "there was nothing to export"
+        logger.warning("%s: %s is empty", why, summary.path)
+    if config.json_format:
+        print(json.dumps(summary.as_json()))
+        return
+    if config.format == "dataset":
+        print(f"{summary.tasks} tasks are in {summary.path}")
+    else:
+        print(f"{summary.examples} examples of {summary.tasks} tasks are in {summary.path}")
+    for reason, count in summary.left_out.most_common():
+        print(f"Left out: {count} rollouts ({reason})")
+    for note, count in summary.notes.most_common():
+        print(f"Changed: {count} rollouts ({note})")
+    if summary.pushed_to is not None:
+        print(f"Uploaded: {summary.pushed_to}")

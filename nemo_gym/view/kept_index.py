@@ -28,7 +28,7 @@ from nemo_gym.runs.facts import (
     read_leniently,
     visit_fields,
 )
-from nemo_gym.view.columns import Column, column_of, from_bytes, joined, nothing, to_bytes
+from nemo_gym.view.record_columns import Column, column_of, from_bytes, joined, nothing, to_bytes
 
 logger = logging.getLogger(__name__)
 

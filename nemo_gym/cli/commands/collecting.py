@@ -1,7 +1,7 @@
-"""Runs that nobody sits in front of: a collecting command that leaves its terminal, and the end of one that is told.
+"""Making rollouts: `ng_collect_rollouts`, `ng_e2e_collect_rollouts`, `ng_slurm`; runs that nobody sits in front of.
 
-What leaves is a process of its own, in a session of its own, with the same arguments; the command that was typed waits
-until it has begun, or has said what is wrong, and then says where to find it.
+What leaves its terminal is a process of its own, in a session of its own, with the same arguments; the command that was
+typed waits until it has begun, or has said what is wrong, and then says where to find it.
 """
 
 import json
@@ -14,16 +14,24 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from nemo_gym import runtime
+from nemo_gym.cli.command import whole_config
+from nemo_gym.cli.shortcuts import expand
+from nemo_gym.cli.show import run_and_show, show_plan
 from nemo_gym.collect.summary import RunSummary
 from nemo_gym.errors import ConfigError, GymError
+from nemo_gym.executors.base import Job, executor_named, job_writer_named
+from nemo_gym.executors.options import SlurmConfig
 from nemo_gym.paths import append_own, make_folder
+from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.runs.lock import address_in
-from nemo_gym.runs.options import RowOptions, words_of
+from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions, words_of
 from nemo_gym.runs.sockets import ask, run_id
 from nemo_gym.terminal import harmless, print_line
 
@@ -36,6 +44,42 @@ _MOST_LOG_BYTES = 20_000
 _ON_END_WITHIN_S = 60.0
 _EXIT_FAILED, _EXIT_USER_MISTAKE, _EXIT_CTRL_C = 1, 2, 130
 _OPTION = "detach"
+
+
+def collect_rollouts(config: RolloutCollectionConfig) -> int:
+    """`ng_collect_rollouts`."""
+    if config.plan:
+        return show_plan(runtime.run(RolloutCollectionHelper().plan(config)), as_json=config.json_format)
+    if config.detach:
+        return detach("collect_rollouts", config, sys.argv)
+
+    job = Job(whole_config(), sys.argv)
+    run = partial(executor_named(config.executor).collect, config, job)
+    return run_and_show(partial(telling_of_end, run, config), job.command, as_json=config.json_format)
+
+
+def e2e_collect_rollouts(config: E2ERolloutCollectionConfig) -> int:
+    """`ng_e2e_collect_rollouts`."""
+    if config.plan:
+        from nemo_gym.launch.end_to_end import plan_end_to_end  # with FastAPI, which collecting alone does not need
+
+        return show_plan(plan_end_to_end(config, whole_config()), as_json=config.json_format)
+
+    if config.detach:
+        return detach("e2e_collect_rollouts", config, sys.argv)
+
+    job = Job(whole_config(), sys.argv, expand(sys.argv[1:], E2ERolloutCollectionConfig))
+    run = partial(executor_named(config.executor).collect_prepared, config, job)
+    return run_and_show(partial(telling_of_end, run, config), job.command, as_json=config.json_format)
+
+
+def slurm(config: SlurmConfig) -> None:
+    """`ng_slurm`."""
+    written = job_writer_named("slurm").write(config, Job(whole_config(), sys.argv))
+    for path, text in written.items():
+        print(f"# ==> {path}")
+        print(text)
+    print(f"Submit with: bash {list(written)[-1]}", file=sys.stderr)
 
 
 def detach(name: str, config: RowOptions, command: Sequence[str]) -> int:

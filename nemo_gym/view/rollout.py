@@ -8,7 +8,7 @@ from typing import Any
 from nemo_gym.jsonl import cut_levels, malformation
 from nemo_gym.runs.facts import TIMING_KEY, facts_of, moment_of, number, plain, read_leniently, times_of, visit_fields
 from nemo_gym.runs.record import FAILURE_MESSAGE_KEY, FAILURE_SERVER_KEY, FAILURE_STATUS_KEY
-from nemo_gym.view.index import FileIndex
+from nemo_gym.view.kept_index import FileIndex
 from nemo_gym.view.runs import Run
 from nemo_gym.view.table import read_bytes
 

@@ -1,26 +1,49 @@
-"""`ng_version`: what is installed here, and on what machine; for bug reports."""
+"""This installation: `ng_help` lists its commands, `ng_version` says what it is, and on what machine."""
 
 import json
 import os
 import platform
 import sys
+from importlib import metadata
 from typing import Any
 
 from nemo_gym import PARENT_DIR, __version__
-from nemo_gym.cli.command import command
-from nemo_gym.schemas.cli_config import VersionConfig
+from nemo_gym.cli.pages import GROUPS, OTHER
+from nemo_gym.cli.registry import COMMANDS, find_command, installed_scripts
+from nemo_gym.cli.tree import spelled_as_gym
+from nemo_gym.schemas.cli_config import HelpConfig, VersionConfig
 
 _DEPENDENCIES = ("openai", "ray")
 
 
-@command(VersionConfig, reads_config=False)
-def main(config: VersionConfig) -> None:
-    """Print the version of NeMo Gym, of Python and of what it may use, and facts about this machine.
+def help(config: HelpConfig) -> None:
+    """`ng_help`."""
+    scripts = [script for script in installed_scripts() if script.startswith("ng_")]
+    print(command_list(scripts), end="")
 
-    Examples:
-        ng_version
-        ng_version +json=true
-    """
+
+def command_list(scripts: list[str]) -> str:
+    """The page: scripts by group, in the order of the registry."""
+    known = {script: find_command(script) for script in scripts}
+    ordered = sorted(known.items(), key=lambda item: COMMANDS.index(item[1]) if item[1] else len(COMMANDS))
+    column = max(map(len, scripts), default=0) + 2
+    others = {script: spelled_as_gym(info.name) if info else "" for script, info in ordered}
+    other = max(map(len, others.values()), default=0) + 2
+    parts = ["Available CLI scripts (each is also installed as nemo_gym_<name>, and typed as in the second column)"]
+    for group in GROUPS:
+        lines = [
+            f"  {script:<{column}}{others[script]:<{other}}{info.summary if info else 'see its --help'}"
+            for script, info in ordered
+            if (info.group if info else OTHER) == group
+        ]
+        if lines:
+            parts.append("\n".join([f"{group}:", *lines]))
+    parts.append("Options are written +name=value. `<command> --help` shows what a command does and takes.")
+    return "\n\n".join(parts) + "\n"
+
+
+def version(config: VersionConfig) -> None:
+    """`ng_version`."""
     facts = version_facts()
     print(json.dumps(facts, indent=2) if config.json_format else as_text(facts))
 
@@ -71,11 +94,9 @@ _SYSTEM_LINES = (
 
 
 def _installed_version(name: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version  # not needed for the help page
-
     try:
-        return version(name)
-    except PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
 
 

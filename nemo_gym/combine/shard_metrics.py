@@ -34,7 +34,7 @@ from nemo_gym.runs.record import (
     outcome_of,
     without_garbage_collection,
 )
-from nemo_gym.schemas.metrics import AggregateMetrics
+from nemo_gym.schemas.aggregate_metrics import AggregateMetrics
 
 logger = logging.getLogger(__name__)
 
