@@ -13,6 +13,7 @@ calls that were in flight; what it left of one at the end of its file is passed 
 import contextlib
 import fcntl
 import logging
+import mmap
 import os
 import re
 import socket
@@ -303,8 +304,6 @@ def _next_frame(data: Any, start: int) -> int | None:
 
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[Any]:
-    import mmap
-
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             yield b""

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from nemo_gym import prompt as prompts
 from nemo_gym.data.row_shapes import ChatRowError, RowShapes, params_from_chat
@@ -230,10 +228,13 @@ def resolve_overrides(overrides: Mapping[str, Any]) -> Row:
     """The overrides as plain JSON data, `${...}` resolved within the block itself."""
     if not overrides:
         return {}
+    import omegaconf
+
     try:
-        resolved = OmegaConf.to_container(OmegaConf.create(dict(overrides)), resolve=True)
+        block = omegaconf.OmegaConf.create(dict(overrides))
+        resolved = omegaconf.OmegaConf.to_container(block, resolve=True)
         plain: Row = orjson.loads(orjson.dumps(resolved, option=orjson.OPT_NON_STR_KEYS))
-    except (OmegaConfBaseException, TypeError) as error:
+    except (omegaconf.errors.OmegaConfBaseException, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"+{RESPONSES_CREATE_PARAMS_KEY_NAME}={overrides!r} cannot be used: {reason}") from error
     return plain
