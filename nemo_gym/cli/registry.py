@@ -1,10 +1,10 @@
 """Every command, in one table, and what follows from it.
 
 To add a command `ng_<name>`: describe it in `nemo_gym/cli/pages`, write its function of that name in a chapter of
-`nemo_gym/cli/commands`, and give it two lines in `[project.scripts]`, then install again. The description may come
-first: as long as the module of its config class does not exist, it counts for nothing. That module is imported by
-every command (for the options all commands know) and by completion, so it imports pydantic and light modules of this
-package only.
+`nemo_gym/cli/commands`, say in `nemo_gym/cli/tree.py` how `gym` types it, and give it two lines in `[project.scripts]`,
+then install again. The description may come first: as long as the module of its config class does not exist, it counts
+for nothing. That module is imported by every command (for the options all commands know) and by completion, so it
+imports pydantic and light modules of this package only.
 
 `ng_help`, the check for unknown options, the set of text options and completion follow from here.
 """

@@ -79,7 +79,7 @@ class SpeaksDialects:
         """Let `app` answer in every dialect."""
         dispatchers = {"responses": self.responses_dispatch, "chat": self.chat_completions_dispatch}
         for path, dialect in MODEL_PATHS.items():
-            if dialect not in dispatchers:
+            if dialect == "messages":
                 app.post(path)(self.messages)
                 continue
             handler, dispatch = self.handler_of(dialect), dispatchers[dialect]

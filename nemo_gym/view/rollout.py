@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.jsonl import cut_levels, malformation
+from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.runs.facts import TIMING_KEY, facts_of, moment_of, number, plain, read_leniently, times_of, visit_fields
 from nemo_gym.runs.record import FAILURE_MESSAGE_KEY, FAILURE_SERVER_KEY, FAILURE_STATUS_KEY
 from nemo_gym.view.kept_index import FileIndex
@@ -24,7 +25,6 @@ _MOST_REPEATS = 1_000
 _MOST_ATTEMPTS = 100
 _MOST_CALLS = 1_000
 _LARGEST_RECORD = 512 << 20
-_MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 
 
 class Shown:
@@ -171,7 +171,7 @@ def _calls(told: list[Any]) -> Iterator[dict[str, Any]]:
             continue
         path, server = (value if isinstance(value := call.get(key), str) else "" for key in ("path", "server"))
         is_own = path in ("/verify", "/seed_session")
-        kind = "model" if path.endswith(_MODEL_PATHS) else path.strip("/") if is_own else "tool"
+        kind = "model" if path.endswith(tuple(MODEL_PATHS)) else path.strip("/") if is_own else "tool"
         name = server if kind != "tool" or not path else path.strip("/")
         yield {
             "kind": call["kind"] if isinstance(call.get("kind"), str) else kind,

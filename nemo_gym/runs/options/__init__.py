@@ -249,19 +249,19 @@ class RowOptions(
 
     @model_validator(mode="after")
     def _a_pilot_is_made_here(self) -> "RowOptions":
-        if self.pilot is not None and self.executor == "ray" and not self.plan:
+        if self.pilot is not None and self.executor != "local" and not self.plan:
             raise ValueError(
-                f"pilot={self.pilot} does not go with executor=ray, whose shards start all at once: collect a few "
-                "tasks with +limit first, and pass their rollouts as +estimate_from"
+                f"pilot={self.pilot} does not go with executor={self.executor}, whose shards start all at once: "
+                "collect a few tasks with +limit first, and pass their rollouts as +estimate_from"
             )
         return self
 
     @model_validator(mode="after")
     def _a_driver_works_alone(self) -> "RowOptions":
-        if self.rollout_collection_driver is not None and self.executor == "ray":
+        if self.rollout_collection_driver is not None and self.executor != "local":
             raise ValueError(
                 f"rollout_collection_driver={self.rollout_collection_driver} collects by itself, on this machine: it "
-                "does not go with executor=ray"
+                f"does not go with executor={self.executor}"
             )
         return self
 

@@ -107,7 +107,7 @@ class ShardOptions(BaseNeMoGymCLIConfig):
         Raises:
             ConfigError: the three options do not say it clearly.
         """
-        if self.executor == "ray":
+        if self.executor != "local":
             return self._none_of_them()
         if self.shard is not None:
             shard = Shard.parse(self.shard)
