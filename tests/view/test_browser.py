@@ -179,6 +179,19 @@ def test_filters_are_built_combined_sorted_by_and_sent_as_a_link(page: Any, demo
     page.problems = [text for text in page.problems if "400" not in text]  # the browser reports what was refused
 
 
+def test_what_is_typed_while_a_filter_goes_is_kept(page: Any) -> None:
+    open_run(page, "first", where="reward == 1")
+    expect(page.locator(".filtered")).to_be_visible()
+    page.evaluate(
+        "() => { document.querySelector('button.remove').click();"
+        " document.querySelector('#full-text').value = 'typed before the page hears of it'; }"
+    )
+
+    expect(page.locator(".filtered")).to_have_count(0)
+    expect(page.locator("#full-text")).to_have_value("typed before the page hears of it")
+    expect(page.locator("#where")).to_have_value("")
+
+
 def test_full_text_is_found_and_a_search_can_be_cancelled(page: Any) -> None:
     open_run(page, "first")
     page.keyboard.press("/")

@@ -119,9 +119,10 @@ export class FilterBar {
   }
 
   show(where, q) {
-    this.where = where;
-    this.expression.value = where;
-    this.search.value = q;
+    // The place is told of a moment after it changed: what somebody types meanwhile stays, unless it is what changed.
+    if (where !== this.where) this.expression.value = where;
+    if (q !== this.q) this.search.value = q;
+    Object.assign(this, { where, q });
     this.showProblem(null);
     const clauses = clausesOf(where);
     const without = (place) => joinedClauses(clauses.filter((_, other) => other !== place));
