@@ -243,6 +243,9 @@ class RolloutCollectionHelper(BaseModel):
         settings = settings_for(run.config, plan, self.retry_pauses)
         if servers is not None:
             warn_of_lower_caps(_plain_config(servers.client), run.config.concurrency, plan.owed_by_agent)
+        if not (run.config.is_metered or run.config.estimate_from):  # nobody asks beforehand what it will take
+            await self._roll_out_part(run, plan, summary, servers, settings, keep)
+            return
         async for part in in_parts(run, plan, summary):
             started_s = time.monotonic()
             await self._roll_out_part(run, part, summary, servers, settings, keep)

@@ -39,8 +39,8 @@ from nemo_gym.collect.summary import RunSummary, why_no_metrics
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.request import json_bytes
 from nemo_gym.jsonl import iter_lines, parse
-from nemo_gym.keys import TOKEN_ID_CAPTURE_BLOCK
-from nemo_gym.observability.store import Observing, without_history
+from nemo_gym.keys import OBSERVABILITY_ENABLED_KEY_NAME, TOKEN_ID_CAPTURE_BLOCK
+from nemo_gym.observability.store import CAPTURES_NOTHING, TOLD_BY_AGENTS, Observing, without_history
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import stored_by_agent
@@ -187,7 +187,8 @@ async def roll_out(
     `config` is that of the servers, which says what they keep of rollouts for their records.
     """
     post, observing, tokens = _observed(post, config, summary, is_kept=keep is not None)
-    mark_outdated(run.store.paths.aggregate_metrics)
+    if run.is_resumed:
+        mark_outdated(run.store.paths.aggregate_metrics)
     rows = next((each for each in policies if isinstance(each, RowOrder)), plan)
     dispatch = Dispatch(
         rows, post, settings, attempts_left=plan.attempts_left, probe=probe, servers=servers, policies=policies
@@ -207,7 +208,9 @@ async def roll_out(
         ):
             async for attempt in attempts:
                 record = attempt.record()
-                if observing is not None:
+                if observing is not None and (
+                    observing is not CAPTURES_NOTHING or not TOLD_BY_AGENTS.isdisjoint(record)
+                ):
                     observing.fold(attempt.row, record)
                 if tokens is not None:
                     await tokens.put_onto(attempt.row, record)
@@ -232,10 +235,12 @@ def _observed(
     """What adds to records as the config of the servers says, and how rows are sent then."""
     if config is None:
         return _read_whole(post) if is_kept else post, None, None
-    observing, tokens = Observing.of(config), _token_delivery(config, summary)
+    captures = bool(config.get(OBSERVABILITY_ENABLED_KEY_NAME))
+    observing, tokens = Observing.of(config) if captures else CAPTURES_NOTHING, _token_delivery(config, summary)
     if is_kept or tokens is not None:  # else nobody looks into long lists
         post = _read_whole(post)
-    post = observing.begin(post)
+    if captures:
+        post = observing.begin(post)
     return post if tokens is None else tokens.begin(post), observing, tokens
 
 

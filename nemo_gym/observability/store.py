@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Post = Callable[[Row], Awaitable[Any]]
-_TOLD_BY_AGENTS = frozenset({TRAJECTORY_KEY, OBSERVATIONS_KEY})
+TOLD_BY_AGENTS = frozenset({TRAJECTORY_KEY, OBSERVATIONS_KEY})
+"""What agents say of their rollouts themselves, whether or not calls are captured."""
 PAYLOADS = ("request", "response", "request_raw", "response_raw")
 """What was asked of a model and said by it, in a captured call."""
 _FIT_ID = re.compile(r"[A-Za-z0-9._-]+")
@@ -260,7 +261,7 @@ class Observing:
 
     def fold(self, row: Row, record: Row) -> None:
         """Put into the record of a rollout that has ended what was observed of it, if anything was."""
-        if not self._folders and _TOLD_BY_AGENTS.isdisjoint(record):
+        if not self._folders and TOLD_BY_AGENTS.isdisjoint(record):
             return
         for key in OBSERVED_KEYS & row.keys():  # the row is a rollout of an earlier run, of which this tells
             if record.get(key) == row[key]:
@@ -281,6 +282,10 @@ class Observing:
             record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id
         )
         trajectories.attach_trajectory(record, task_id, rollout_id)
+
+
+CAPTURES_NOTHING = Observing([])
+"""For runs whose model servers capture nothing: only what agents tell is put into records."""
 
 
 def without_history(record: Row) -> Row:
