@@ -194,8 +194,6 @@ async def roll_out(
         rows, post, settings, attempts_left=plan.attempts_left, probe=probe, servers=servers, policies=policies
     )
     progress = _progress_of(plan, dispatch, servers, summary)
-    for policy in policies:
-        policy.follow(progress)
     if servers is not None:
         summary.retries = servers.retries
         await servers.count_retries(plan.owed_by_agent)
@@ -264,7 +262,7 @@ def _token_delivery(config: Mapping[Any, Any], summary: RunSummary) -> "TokenDel
 
 
 def _progress_of(plan: Plan, dispatch: Dispatch, servers: ServerWatch | None, summary: RunSummary) -> Progress:
-    """What shows how the rollouts of a plan are doing."""
+    """What shows how the rollouts of a plan are doing, to people and to the policies of their run."""
 
     def notice() -> str:
         watched = servers.notice() if servers else ""
@@ -284,6 +282,8 @@ def _progress_of(plan: Plan, dispatch: Dispatch, servers: ServerWatch | None, su
         progress.title = SCORING
     not_needed = count_of(plan.not_needed)
     progress.not_needed = lambda: not_needed + dispatch.left_out
+    for policy in dispatch.policies:
+        policy.follow(progress)
     return progress
 
 
