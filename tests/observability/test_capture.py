@@ -47,12 +47,14 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         yield address
 
 
-def clients(url: str, rollout_id: str) -> tuple[openai.OpenAI, anthropic.Anthropic]:
+@contextlib.contextmanager
+def clients(url: str, rollout_id: str) -> Iterator[tuple[openai.OpenAI, anthropic.Anthropic]]:
     root = f"{url}/ng-rollout/{rollout_id}"
-    return (
-        openai.OpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0),
-        anthropic.Anthropic(base_url=root, api_key="none", max_retries=0),
-    )
+    with (
+        openai.OpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0) as sdk,
+        anthropic.Anthropic(base_url=root, api_key="none", max_retries=0) as other,
+    ):
+        yield sdk, other
 
 
 def ask_responses(sdk: openai.OpenAI, other: anthropic.Anthropic, stream: bool) -> None:
@@ -78,9 +80,9 @@ def test_a_call_is_on_disk_when_its_answer_has_ended(
     url: str, folder: Path, dialect: str, ask: Asked, stream: bool, request: pytest.FixtureRequest
 ) -> None:
     rollout_id = f"{dialect}-{stream}-{url.rpartition(':')[2]}"
-    sdks = clients(url, rollout_id)
-    for _ in range(2):
-        ask(*sdks, stream)
+    with clients(url, rollout_id) as sdks:
+        for _ in range(2):
+            ask(*sdks, stream)
 
     first, second = read_model_call_records(CaptureStore(folder), rollout_id)
 
@@ -146,16 +148,17 @@ def test_a_call_that_names_no_rollout_is_not_captured(url: str, folder: Path) ->
 
 def test_failures_are_captured_with_what_kind_they_are(url: str, folder: Path) -> None:
     rollout_id = f"failing-{url.rpartition(':')[2]}"
-    sdk, other = clients(url, rollout_id)
-    with pytest.raises(openai.RateLimitError):
-        sdk.responses.create(model="m", input="fail")
-    list(sdk.responses.create(model="m", input="fail", stream=True))
     unheard_of: Any = [{"role": "user", "content": [{"type": "x"}]}]
-    with pytest.raises(anthropic.BadRequestError):
-        other.messages.create(model="m", max_tokens=9, messages=unheard_of)
+    with clients(url, rollout_id) as (sdk, other):
+        with pytest.raises(openai.RateLimitError):
+            sdk.responses.create(model="m", input="fail")
+        list(sdk.responses.create(model="m", input="fail", stream=True))
+        with pytest.raises(anthropic.BadRequestError):
+            other.messages.create(model="m", max_tokens=9, messages=unheard_of)
     address, is_json = f"{url}/ng-rollout/{rollout_id}/v1/responses", {"content-type": "application/json"}
-    with pytest.raises(urllib.error.HTTPError):
+    with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(address, b'{"input"', is_json), timeout=60)
+    refused.value.close()
 
     calls = read_model_call_records(CaptureStore(folder), rollout_id)
 
@@ -172,31 +175,35 @@ def test_a_request_with_a_number_that_json_does_not_know_is_kept_as_text(url: st
     asked = urllib.request.Request(
         f"{url}/ng-rollout/{rollout_id}/v1/responses", body, {"content-type": "application/json"}
     )
-    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(asked, timeout=30):
-        pass
+    try:
+        urllib.request.urlopen(asked, timeout=30).close()
+    except urllib.error.HTTPError as refused:
+        refused.close()
     (call,), invalid = CaptureStore(folder).read_available(rollout_id)
     assert (invalid, call[1]["request"], call[1]["request_raw"]) == (0, None, body.decode())
 
 
 @pytest.mark.parametrize("rollout_id", ["a%20b", "%C3%A4"])
 def test_an_id_that_no_file_can_have_is_answered_all_the_same(url: str, rollout_id: str) -> None:
-    sdk, _ = clients(url, rollout_id)
-    assert sdk.responses.create(model="m", input="hi").output_text == "You said: hi"
+    with clients(url, rollout_id) as (sdk, _):
+        assert sdk.responses.create(model="m", input="hi").output_text == "You said: hi"
 
 
 def test_a_store_that_cannot_be_written_to_costs_the_capture_and_not_the_answer(tmp_path: Path) -> None:
     folder = tmp_path / "captures"
     with speaking("responses", "observability_enabled=true", f"model_call_capture_dir={folder}") as url:
         (folder / "3-1.capture.jsonl").mkdir(parents=True)  # nobody, root neither, can append to that
-        sdk, _ = clients(url, "3-1")
-        assert sdk.responses.create(model="m", input="hi").output_text == "You said: hi"
+        with clients(url, "3-1") as (sdk, _):
+            assert sdk.responses.create(model="m", input="hi").output_text == "You said: hi"
 
     assert CaptureStore(folder).is_incomplete("3-1")
 
 
 def test_nothing_is_captured_unless_it_is_asked_for(tmp_path: Path) -> None:
-    with speaking("responses", "observability_enabled=false", f"model_call_capture_dir={tmp_path}") as url:
-        sdk, _ = clients(url, "3-1")
+    with (
+        speaking("responses", "observability_enabled=false", f"model_call_capture_dir={tmp_path}") as url,
+        clients(url, "3-1") as (sdk, _),
+    ):
         sdk.responses.create(model="m", input="hi")
     assert list(tmp_path.iterdir()) == []
 

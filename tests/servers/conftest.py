@@ -102,7 +102,8 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1):
             return True
-    except urllib.error.HTTPError:
+    except urllib.error.HTTPError as error:
+        error.close()
         return True
     except OSError:
         return False

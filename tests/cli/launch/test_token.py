@@ -46,13 +46,15 @@ def test_auto_makes_a_token_shows_it_once_and_the_servers_ask_for_it(
     found = re.findall(r"shown this once: (\S{40,})\n", printed)
     [token] = found
     head = f"http://127.0.0.1:{free_port}/server_instances"
-    with pytest.raises(urllib.error.HTTPError, match="401"):
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         urllib.request.urlopen(head, timeout=10)
+    refused.value.close()
     request = urllib.request.Request(head, headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         [server] = json.loads(answer.read())
-    with pytest.raises(urllib.error.HTTPError, match="401"):
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{server['port']}/openapi.json", timeout=10)
+    refused.value.close()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (printed + out + err).count(token) == 1
