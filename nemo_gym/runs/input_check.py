@@ -36,8 +36,7 @@ from nemo_gym.row_files import ROW_FILE_ENDINGS, iter_row_lines
 from nemo_gym.runs.manifest import masked_options
 from nemo_gym.runs.numbering import TakenIndices, estimated_lines
 from nemo_gym.runs.options import DEFAULT_ENTRY, RolloutCollectionConfig, repeats_of
-from nemo_gym.runs.options.choosing import ChoosingOptions, selection_text
-from nemo_gym.runs.options.sharding import Shard
+from nemo_gym.runs.options.choosing import ChoosingOptions, Shard, selection_text
 from nemo_gym.runs.record import Row, SeenFilter
 from nemo_gym.skills import load_skill_directory
 
