@@ -26,7 +26,7 @@ from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import Expected
 from nemo_gym.runs.options import RolloutCollectionConfig, describe
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.reconcile import rows_to_resume
 from nemo_gym.runs.record import Outcome, RolloutKey, Row, agent_name_of
 from nemo_gym.runs.resume import Plan, read_gate

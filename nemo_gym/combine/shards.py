@@ -23,7 +23,8 @@ from nemo_gym.runs.files import BESIDE_ROLLOUTS, MATERIALIZED_SUFFIX, RolloutPat
 from nemo_gym.runs.kinds import Kind, kind_of
 from nemo_gym.runs.manifest import RunManifest
 from nemo_gym.runs.options import RolloutAggregationConfig, repeats_of
-from nemo_gym.runs.options.choosing import Shard, selection_in, selection_text
+from nemo_gym.runs.options.choosing import selection_in, selection_text
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from nemo_gym.collect.summary import RunSummary
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import read_manifest
 from nemo_gym.runs.options import DEFAULT_ENTRY, Concurrency, RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.options.steering import Bounds
 from nemo_gym.runs.read import records
 from nemo_gym.runs.rows import InputRows

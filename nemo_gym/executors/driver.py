@@ -41,7 +41,7 @@ from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import only_writer
 from nemo_gym.runs.manifest import masked_command
 from nemo_gym.runs.options import AttendingOptions, RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard, ShardOptions
+from nemo_gym.runs.options.sharding import Shard, ShardOptions
 from nemo_gym.runs.record import Outcome
 from nemo_gym.runs.rows import InputRows
 from nemo_gym.runs.run import check_output, refuse_files_of_others

@@ -25,7 +25,7 @@ from nemo_gym.keys import AGENTS_TYPE
 from nemo_gym.launch.end_to_end import prepare_rows
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import OutputInUseError, only_writer
 from nemo_gym.runs.manifest import masked_command
 from nemo_gym.runs.options import Concurrency
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from nemo_gym.executors.options import SlurmConfig
 from nemo_gym.keys import HEAD_SERVER_KEY_NAME
 from nemo_gym.paths import make_folder, write_aside
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 
 PREPARE, SHARDS, AGGREGATE, SUBMIT = "prepare.sbatch", "shards.sbatch", "aggregate.sbatch", "submit.sh"
 _SHARD_OPTIONS = '"+shard_index=$SLURM_ARRAY_TASK_ID"'

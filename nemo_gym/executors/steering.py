@@ -23,7 +23,7 @@ from nemo_gym.collect.progress import Progress
 from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.executors.caps import Caps, caps_of
 from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.sockets import Answer, Request, attend
 from nemo_gym.runs.spending import BUDGETS
 from nemo_gym.terminal import shown

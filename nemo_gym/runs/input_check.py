@@ -34,7 +34,8 @@ from nemo_gym.paths import candidates, near_files, resolve_for_reading
 from nemo_gym.prompt import conflict_message
 from nemo_gym.row_files import ROW_FILE_ENDINGS, iter_row_lines
 from nemo_gym.runs.options import DEFAULT_ENTRY, RolloutCollectionConfig, repeats_of
-from nemo_gym.runs.options.choosing import ChoosingOptions, Shard
+from nemo_gym.runs.options.choosing import ChoosingOptions
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.record import IndexSet, IntSet, Row, SeenFilter
 from nemo_gym.skills import load_skill_directory
 

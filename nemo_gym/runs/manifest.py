@@ -27,7 +27,8 @@ from nemo_gym.paths import write_aside
 from nemo_gym.row_files import is_plain, iter_row_lines
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import RolloutCollectionConfig, repeats_of
-from nemo_gym.runs.options.choosing import Shard, selection_in, selection_text
+from nemo_gym.runs.options.choosing import selection_in, selection_text
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.read import keys_in
 from nemo_gym.runs.record import KeySet, utc_text
 

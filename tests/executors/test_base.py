@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from nemo_gym.executors.base import EXECUTORS, JOB_WRITERS, Job, executor_named, job_writer_named
-from nemo_gym.runs.options.choosing import ShardOptions
+from nemo_gym.runs.options.sharding import ShardOptions
 
 
 def test_the_choices_of_the_option_are_the_executors_there_are() -> None:

@@ -36,7 +36,7 @@ from nemo_gym.executors.shard import ShardEnd, ShardOrder, run_shard
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.options.steering import Bounds
 from tests.collection.fakes import FakeRun, rows_of, serve, write_rows
 from tests.collection.pace_lab import endpoint_allowing, times_in

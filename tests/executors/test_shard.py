@@ -10,7 +10,7 @@ from nemo_gym.collect.progress import ProgressState
 from nemo_gym.executors import shard
 from nemo_gym.executors.caps import Instruction, Report
 from nemo_gym.executors.shard import ShardOrder
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 
 NOTING = """
 import json, os, pathlib, sys

@@ -11,7 +11,7 @@ from nemo_gym.executors.caps import TOTAL, Board, Budgets, BudgetShares, add_spe
 from nemo_gym.executors.driver import Driver, summary_of
 from nemo_gym.executors.shard import ShardOrder
 from nemo_gym.runs.options import RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from tests.executors.conftest import AGENT, TASKS, keys_in, lines_in, write_environment
 from tests.executors.test_driver import Threads, order, shards
 

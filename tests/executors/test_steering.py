@@ -20,7 +20,7 @@ from nemo_gym.executors.driver import run_in_shards
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import address_in
 from nemo_gym.runs.options import RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.sockets import ask, find_run
 from tests.executors.conftest import AGENT, write_environment
 from tests.executors.test_driver import Threads

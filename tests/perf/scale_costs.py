@@ -28,7 +28,7 @@ from nemo_gym.combine.shard_metrics import Hooks
 from nemo_gym.executors.caps import TOTAL, Board, Report
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
 from nemo_gym.runs.options import RolloutAggregationConfig, RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.record import Result
 from nemo_gym.runs.rows import InputRows
 from tests.executors.conftest import write_environment

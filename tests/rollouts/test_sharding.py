@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from nemo_gym.runs.manifest import read_manifest
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
-from nemo_gym.runs.options.choosing import Shard
+from nemo_gym.runs.options.sharding import Shard
 from nemo_gym.runs.rows import preprocess
 from nemo_gym.runs.run import open_run
 

@@ -18,7 +18,8 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 from nemo_gym.keys import MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME
 from nemo_gym.process_inputs import max_rollout_attempts
 from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.options.choosing import ChoosingOptions, ShardOptions
+from nemo_gym.runs.options.choosing import ChoosingOptions
+from nemo_gym.runs.options.sharding import ShardOptions
 from nemo_gym.runs.options.steering import Bounds, SteeringOptions, adaptive_caps, checked_cap, most_of
 from nemo_gym.runs.spending import PriceOptions, SpendingOptions
 from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig, RecordingOptions
