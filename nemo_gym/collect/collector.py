@@ -47,7 +47,7 @@ from nemo_gym.runs.index import stored_by_agent
 from nemo_gym.runs.options import RolloutCollectionConfig, repeats_of
 from nemo_gym.runs.read import keys_in, records
 from nemo_gym.runs.record import Outcome, Result, RolloutKey, Row, key_or_none, task_order
-from nemo_gym.runs.repeats import count_of, durations_in, earlier_durations, keys_of
+from nemo_gym.runs.repeats import durations_in, earlier_durations, keys_of
 from nemo_gym.runs.resume import Cached, Plan
 from nemo_gym.runs.run import Run
 from nemo_gym.runs.spending import Meter
@@ -143,7 +143,7 @@ def policies_for(run: Run, plan: Plan, summary: RunSummary) -> list[Policy]:
     if config.adaptive:
         policies.append(AdaptiveConcurrency(config.adaptive, plan.owed_by_agent, run.manifest))
     if config.finish_at is not None:
-        done = plan.done + plan.given_up + count_of(plan.not_needed)
+        done = plan.done + plan.given_up + plan.left_out
         policies.append(FinishAt(config.finish_at, config.grace_s, plan.total, done))
     if plan.rule is not None:
         policies.append(StopRepeats(plan.rule, plan.not_needed, run.manifest))
@@ -280,7 +280,7 @@ def _progress_of(plan: Plan, dispatch: Dispatch, servers: ServerWatch | None, su
     )
     if dispatch.settings.path != DispatchSettings.path:  # stored responses are only scored
         progress.title = SCORING
-    not_needed = count_of(plan.not_needed)
+    not_needed = plan.left_out
     progress.not_needed = lambda: not_needed + dispatch.left_out
     for policy in dispatch.policies:
         policy.follow(progress)

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.intervals import t_quantile
-from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.kinds import require_rollouts
+from nemo_gym.runs.files import RolloutPaths, require_rollouts
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import Row, agent_name_of
 from nemo_gym.runs.rows import content_key

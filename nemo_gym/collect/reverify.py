@@ -41,8 +41,7 @@ from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.paired import Difference, paired_difference, scale_of
 from nemo_gym.paths import open_own, remove_debris, write_aside
-from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.kinds import require_rollouts
+from nemo_gym.runs.files import RolloutPaths, require_rollouts
 from nemo_gym.runs.lock import only_writer
 from nemo_gym.runs.manifest import (
     FileFingerprint,

@@ -19,15 +19,13 @@ from nemo_gym.collect.stopping import Stop, StopKind
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.percentiles import Percentiles
 from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.manifest import find_changes, read_manifest
+from nemo_gym.runs.manifest import FilesNow, find_changes, read_manifest
 from nemo_gym.runs.options import RolloutCollectionConfig
 from nemo_gym.runs.read import keys_in, records
-from nemo_gym.runs.reconcile import files_now
 from nemo_gym.runs.record import FailureClass, Outcome, RolloutKey, Row, agent_name_of
-from nemo_gym.runs.repeats import count_of, rule_of
 from nemo_gym.runs.resume import Plan, plan_resumed, read_attempts, read_gate
 from nemo_gym.runs.rows import InputRows, is_complete
-from nemo_gym.runs.run import resumes
+from nemo_gym.runs.run import repeat_rule, resumes
 from nemo_gym.runs.spending import COST_USD, Meter, Samples, amount_text, meter_for, money
 from nemo_gym.terminal import harmless, shown
 
@@ -342,7 +340,7 @@ def summary_of(plan: Plan, config: RolloutCollectionConfig, models: Sequence[str
         given_up=plan.given_up,
         owed=plan.owed,
         no_longer_asked=plan.no_longer_asked,
-        not_needed=count_of(plan.not_needed),
+        not_needed=plan.left_out,
     )
     _add_earlier_failures(summary.failures, plan, paths)
     return summary
@@ -383,7 +381,7 @@ def find_settled(config: RolloutCollectionConfig) -> tuple[Plan, RunSummary] | N
         retry_exhausted=config.retry_exhausted,
         damaged="leave",
         meter=meter,
-        rule=rule_of(config.stop_repeats_when, config.num_repeats),
+        rule=repeat_rule(config),
     )
     plan = plan_resumed(config.paths, gate, "leave", None if manifest is None else manifest.agents)
     summary = summary_of(plan, config, models)
@@ -408,4 +406,4 @@ def _is_same_run(config: RolloutCollectionConfig) -> bool:
         return paths.materialized_inputs.exists()
     if not is_complete(paths.materialized_inputs, manifest.expected_rollouts):
         return False
-    return not find_changes(manifest, config, files_now(config), lambda: InputRows(config).scan.rows)
+    return not find_changes(manifest, config, FilesNow.of_run(config), lambda: InputRows(config).scan.rows)

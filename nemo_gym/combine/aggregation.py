@@ -44,9 +44,8 @@ from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import parse_json, raise_for_status, whole_body
 from nemo_gym.http.transports.session import close_global_aiohttp_client
 from nemo_gym.paths import remove_debris
-from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.files import RolloutPaths, refuse_strangers
 from nemo_gym.runs.index import RecordIndex
-from nemo_gym.runs.kinds import refuse_strangers
 from nemo_gym.runs.lock import only_writer
 from nemo_gym.runs.manifest import RunManifest, asked_keys, read_manifest
 from nemo_gym.runs.options import RolloutAggregationConfig, repeats_of

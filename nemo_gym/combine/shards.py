@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.http.pace_books import PACE_KEYS
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
-from nemo_gym.runs.files import BESIDE_ROLLOUTS, MATERIALIZED_SUFFIX, RolloutPaths
-from nemo_gym.runs.kinds import Kind, kind_of
+from nemo_gym.runs.files import BESIDE_ROLLOUTS, MATERIALIZED_SUFFIX, Kind, RolloutPaths, kind_of
 from nemo_gym.runs.manifest import RunManifest
 from nemo_gym.runs.options import RolloutAggregationConfig, repeats_of
 from nemo_gym.runs.options.choosing import selection_in, selection_text

@@ -36,8 +36,7 @@ from nemo_gym.compare.pairing import (
 from nemo_gym.errors import ConfigError
 from nemo_gym.metrics.intervals import Estimate, clustered_mean
 from nemo_gym.metrics.paired import Difference, holm, mcnemar_exact, paired_difference, scale_of
-from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.kinds import require_rollouts
+from nemo_gym.runs.files import RolloutPaths, require_rollouts
 from nemo_gym.runs.manifest import RunManifest
 from nemo_gym.runs.select import Expression
 

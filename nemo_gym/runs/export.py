@@ -31,9 +31,8 @@ from nemo_gym.metrics.profile import task_profiles
 from nemo_gym.paths import refuse_long_names, refuse_odd_file
 from nemo_gym.row_files import open_data_set
 from nemo_gym.runs.facts import RolloutFilter, bare_name, parse_for_tasks, select_tasks
-from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.files import RECORDS, RolloutPaths, kind_of, require_rollouts
 from nemo_gym.runs.index import RecordIndex, RecordReader
-from nemo_gym.runs.kinds import RECORDS, kind_of, require_rollouts
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import REWARD_KEY, Outcome, RolloutKey, agent_name_of, is_finite_number, outcome_of
 from nemo_gym.runs.select import field_of

@@ -23,7 +23,7 @@ from nemo_gym._version import __version__
 from nemo_gym.config.secrets import is_secret_key, mask_tree, mask_url_passwords
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import MASK
-from nemo_gym.paths import write_aside
+from nemo_gym.paths import resolve_for_reading, write_aside
 from nemo_gym.row_files import is_plain, iter_row_lines
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import RolloutCollectionConfig, repeats_of
@@ -94,6 +94,18 @@ class FilesNow(NamedTuple):
     of: FileFingerprint | None = None
     """The earlier run that `+only` speaks of, failures included."""
 
+    @classmethod
+    def of_run(cls, config: RolloutCollectionConfig) -> "FilesNow":
+        """Those of the run that `config` describes."""
+        path = input_path(config)
+        prompt = resolve_for_reading(config.prompt_config, Path.is_file) if config.prompt_config else None
+        of = None if config.of is None else RolloutPaths(Path(config.of).expanduser())
+        return cls(
+            input=None if path is None else fingerprint(path),
+            prompt=fingerprint(prompt) if prompt is not None and prompt.is_file() else None,
+            of=fingerprint_of_all([of.rollouts, of.failures]) if of is not None and of.rollouts.is_file() else None,
+        )
+
 
 class Asked(BaseModel):
     """What was asked of a run at one time."""
@@ -162,6 +174,23 @@ class RunManifest(BaseModel):
         """How many lines the materialized inputs have."""
         return sum(expected.rollouts for expected in self.agents.values())
 
+    def describe_rows(
+        self,
+        config: RolloutCollectionConfig,
+        expected: dict[str, Expected],
+        input_rows: int | None,
+        *,
+        added: int = 0,
+        dropped: int = 0,
+    ) -> None:
+        """Record where the rows came from and how many there are; `input_rows` is None when nobody can tell.
+
+        `added` and `dropped` are how many rollouts were not asked for before, and how many no longer are.
+        """
+        self.input, self.prompt, self.of = FilesNow.of_run(config)
+        self.input_rows, self.agents = input_rows, expected
+        self.note_asked(shown_options(config), at=now_text(), added=added, dropped=dropped)
+
     def note_asked(self, options: Mapping[str, Any], *, at: str | None, added: int = 0, dropped: int = 0) -> None:
         """Add what the rows, which are described already, come from to the history, if that is anything new."""
         asked = Asked(
@@ -203,6 +232,12 @@ def shown_options(config: RolloutCollectionConfig) -> dict[str, Any]:
 def now_text() -> str:
     """The present moment as manifests write it."""
     return utc_text(datetime.now(UTC))
+
+
+def input_path(config: RolloutCollectionConfig) -> Path | None:
+    """The input file, if it exists."""
+    path = resolve_for_reading(config.input_jsonl_fpath)
+    return path if path.is_file() else None
 
 
 def fingerprint(path: Path) -> FileFingerprint:

@@ -17,9 +17,8 @@ from nemo_gym.metrics.profile import RewardProfiler
 from nemo_gym.metrics.report import Failures, TaskNumbers, numbers_of, render_page
 from nemo_gym.paths import make_folder, refuse_long_names, write_aside
 from nemo_gym.runs.facts import RolloutFilter, select_tasks
-from nemo_gym.runs.files import MATERIALIZED_SUFFIX, RolloutPaths
+from nemo_gym.runs.files import MATERIALIZED_SUFFIX, Kind, RolloutPaths, kind_of, refuse_to_replace, require_rollouts
 from nemo_gym.runs.index import RecordIndex, RecordReader, stripped
-from nemo_gym.runs.kinds import Kind, kind_of, refuse_to_replace, require_rollouts
 from nemo_gym.runs.manifest import asked_keys
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import NG_FAILURE_CLASS_KEY, KeySet, Result, RolloutKey, Row

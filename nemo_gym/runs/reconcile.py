@@ -8,12 +8,9 @@ insists.
 import logging
 from collections.abc import Collection, Iterator
 from functools import cache
-from itertools import islice
-from pathlib import Path
 
 from nemo_gym.jsonl import parse
-from nemo_gym.paths import resolve_for_reading, write_aside
-from nemo_gym.row_files import iter_row_lines
+from nemo_gym.paths import write_aside
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import (
     Effect,
@@ -22,17 +19,15 @@ from nemo_gym.runs.manifest import (
     RunFacts,
     RunManifest,
     find_changes,
-    fingerprint,
-    fingerprint_of_all,
+    input_path,
     now_text,
     read_manifest,
     refuse_or_report,
-    shown_options,
 )
 from nemo_gym.runs.options import RolloutCollectionConfig
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import Row
-from nemo_gym.runs.rows import ExpectedByAgent, FormerRows, InputRows, is_complete, rewrite_rows, write_rows
+from nemo_gym.runs.rows import FormerRows, InputRows, is_complete, rewrite_rows, write_rows
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +52,7 @@ def reconcile(config: RolloutCollectionConfig, facts: RunFacts) -> RunManifest |
     def inputs() -> InputRows:
         return InputRows(config)
 
-    files = files_now(config)
+    files = FilesNow.of_run(config)
     changes = find_changes(manifest, config, files, lambda: inputs().scan.rows)
     refuse_or_report(changes, config)
     _warn_of_other_models(manifest, facts)
@@ -80,7 +75,7 @@ def rows_to_resume(config: RolloutCollectionConfig) -> Iterator[Row]:
     manifest = read_manifest(paths.manifest)
     is_as_it_was = False
     if manifest is not None:
-        changes = find_changes(manifest, config, files_now(config), lambda: InputRows(config).scan.rows)
+        changes = find_changes(manifest, config, FilesNow.of_run(config), lambda: InputRows(config).scan.rows)
         refuse_or_report(changes, config)
         is_as_it_was = not changes and is_complete(paths.materialized_inputs, manifest.expected_rollouts)
     elif paths.materialized_inputs.exists():
@@ -108,7 +103,7 @@ def _make_rows_again(
     total = sum(of_agent.rollouts for of_agent in expected.values())
     dropped = 0 if former is None else former.dropped
     added = total - (0 if former is None else former.kept)
-    describe_rows(manifest, config, expected, inputs, added=added, dropped=dropped)
+    manifest.describe_rows(config, expected, inputs.scan.rows, added=added, dropped=dropped)
     manifest.is_narrowed |= former is None or dropped > 0
     if dropped:
         logger.warning(
@@ -121,50 +116,6 @@ def _make_rows_again(
         )
 
 
-def describe_rows(
-    manifest: RunManifest,
-    config: RolloutCollectionConfig,
-    expected: ExpectedByAgent,
-    inputs: InputRows | None,
-    *,
-    added: int = 0,
-    dropped: int = 0,
-) -> None:
-    """Record where the rows came from and how many there are; `inputs` is None when they were made elsewhere.
-
-    `added` and `dropped` are how many rollouts were not asked for before, and how many no longer are.
-    """
-    manifest.input, manifest.prompt, manifest.of = files_now(config)
-    manifest.input_rows = _count_rows(config) if inputs is None else inputs.scan.rows
-    manifest.agents = expected
-    manifest.note_asked(shown_options(config), at=now_text(), added=added, dropped=dropped)
-
-
-def _count_rows(config: RolloutCollectionConfig) -> int | None:
-    path = input_path(config)
-    if path is not None and config.selection:
-        return InputRows(config).scan.rows
-    return None if path is None else sum(1 for _ in islice(iter_row_lines(path), config.limit))
-
-
-def input_path(config: RolloutCollectionConfig) -> Path | None:
-    """The input file, if it exists."""
-    path = resolve_for_reading(config.input_jsonl_fpath)
-    return path if path.is_file() else None
-
-
-def files_now(config: RolloutCollectionConfig) -> FilesNow:
-    """The fingerprints of the files that shape the rows, as far as they are there."""
-    path = input_path(config)
-    prompt = resolve_for_reading(config.prompt_config, Path.is_file) if config.prompt_config else None
-    of = None if config.of is None else RolloutPaths(Path(config.of).expanduser())
-    return FilesNow(
-        input=None if path is None else fingerprint(path),
-        prompt=fingerprint(prompt) if prompt is not None and prompt.is_file() else None,
-        of=fingerprint_of_all([of.rollouts, of.failures]) if of is not None and of.rollouts.is_file() else None,
-    )
-
-
 def _replace_manifest(config: RolloutCollectionConfig, facts: RunFacts) -> RunManifest:
     paths, inputs = config.paths, InputRows(config)
     former = None if config.allow_changed_config else FormerRows.read(paths, may_drop=False)
@@ -172,7 +123,7 @@ def _replace_manifest(config: RolloutCollectionConfig, facts: RunFacts) -> RunMa
     paths.manifest.replace(paths.manifest_corrupt)  # brought to the disk with the new one
     logger.warning("%s is damaged: it is now %s, and is written anew", paths.manifest, paths.manifest_corrupt)
     manifest = RunManifest(resumed_at=[now_text()], is_narrowed=True)  # what was asked for before is not known
-    describe_rows(manifest, config, expected, inputs)
+    manifest.describe_rows(config, expected, inputs.scan.rows)
     manifest.describe(config, facts)
     return manifest
 

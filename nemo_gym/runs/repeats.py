@@ -91,18 +91,6 @@ class RepeatRule:
             del self._tallies[task]
 
 
-def rule_of(stop_repeats_when: str | None, num_repeats: int | Mapping[str, int]) -> RepeatRule | None:
-    """The rule that the options of a run ask for."""
-    if stop_repeats_when is None:
-        return None
-    return RepeatRule(stop_repeats_when, num_repeats if isinstance(num_repeats, int) else None)
-
-
-def count_of(not_needed: NotNeeded) -> int:
-    """How many rollouts are not needed."""
-    return sum(len(repeats) for tasks in not_needed.values() for repeats in tasks.values())
-
-
 def keys_of(not_needed: NotNeeded, agent: str) -> set[tuple[int, int]]:
     """The rollouts of one agent that are not needed; those of tasks with numbers."""
     tasks = not_needed.get(agent, {})

@@ -140,6 +140,11 @@ class Plan:
         """How many rollouts the whole run has."""
         return sum(expected.rollouts for expected in self.expected.values())
 
+    @property
+    def left_out(self) -> int:
+        """How many rollouts are not owed because their tasks were decided before."""
+        return sum(len(repeats) for tasks in self.not_needed.values() for repeats in tasks.values())
+
     def attempts_left(self, row: Row) -> int:
         """How often a rollout that is owed may be tried in this run."""
         key = key_or_none(row)

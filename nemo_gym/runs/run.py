@@ -18,15 +18,15 @@ from pydantic import ValidationError
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.paths import odd_file, refuse_odd_file, remove_debris, resolve_for_reading, write_aside
-from nemo_gym.runs.files import RolloutPaths
-from nemo_gym.runs.kinds import refuse_strangers
+from nemo_gym.row_files import iter_row_lines
+from nemo_gym.runs.files import RolloutPaths, refuse_strangers
 from nemo_gym.runs.lock import only_writer
-from nemo_gym.runs.manifest import RunFacts, RunManifest, now_text, write_manifest
+from nemo_gym.runs.manifest import RunFacts, RunManifest, input_path, now_text, write_manifest
 from nemo_gym.runs.options import RolloutCollectionConfig
 from nemo_gym.runs.read import keys_in, records
-from nemo_gym.runs.reconcile import describe_rows, input_path, reconcile
+from nemo_gym.runs.reconcile import reconcile
 from nemo_gym.runs.record import KeySet, Outcome, agent_name_of
-from nemo_gym.runs.repeats import RepeatRule, earlier_durations, rule_of, told_of
+from nemo_gym.runs.repeats import RepeatRule, earlier_durations, told_of
 from nemo_gym.runs.resume import (
     Cached,
     Gate,
@@ -127,7 +127,7 @@ class Run:
 
     def plan(self) -> Plan:
         """What is to be run. Reads, and where needed repairs, the files: call it before the store is opened."""
-        paths, cap, rule = self.store.paths, self.config.attempt_cap, self.rule()
+        paths, cap, rule = self.store.paths, self.config.attempt_cap, repeat_rule(self.config)
         if not self.is_resumed and self.manifest is not None:
             return plan_fresh(paths, self.manifest.agents, cap, rule)
         gate = read_gate(paths, cap, retry_exhausted=self.config.retry_exhausted, meter=self.meter(), rule=rule)
@@ -141,10 +141,6 @@ class Run:
         self.store.expect_unchanged()
         return plan
 
-    def rule(self) -> RepeatRule | None:
-        """What says which tasks need no more repeats, if anything does; it knows of no rollouts yet."""
-        return rule_of(self.config.stop_repeats_when, self.config.num_repeats)
-
     def _note_not_needed(self, plan: Plan) -> None:
         if self.manifest is not None:
             self.manifest.not_needed = told_of(plan.not_needed, plan.rule)
@@ -152,7 +148,7 @@ class Run:
     def plan_for(self, cached: Cached) -> Plan:
         """What is to be run, where rows and the results of an earlier run are in memory already."""
         paths, config = self.store.paths, self.config
-        meter, rule = self.meter(), self.rule()
+        meter, rule = self.meter(), repeat_rule(self.config)
         for row, result in zip(cached.done_rows, cached.done_results, strict=True):
             if meter is not None:
                 meter.add(result, row.get(TASK_INDEX_KEY_NAME), agent_name_of(row) or "")
@@ -182,6 +178,13 @@ class Run:
         not_needed = expected - self.manifest.needed_rollouts
         told = {"not_needed": not_needed} if not_needed else {}
         return {"expected": expected, **counts, **told, "missing": expected - finished - not_needed}
+
+
+def repeat_rule(config: RolloutCollectionConfig) -> RepeatRule | None:
+    """What the options say about tasks that need no more repeats; it knows of no rollouts yet."""
+    if config.stop_repeats_when is None:
+        return None
+    return RepeatRule(config.stop_repeats_when, config.num_repeats if isinstance(config.num_repeats, int) else None)
 
 
 def resumes(config: RolloutCollectionConfig) -> bool:
@@ -315,6 +318,15 @@ def _start_afresh(config: RolloutCollectionConfig, facts: RunFacts, rows: Iterab
             raise no_rows(config.input_jsonl_fpath)
         archive_previous(paths)
     manifest = RunManifest(started_at=now_text())
-    describe_rows(manifest, config, expected, source if isinstance(source, InputRows) else None)
+    input_rows = source.scan.rows if isinstance(source, InputRows) else _count_rows(config)
+    manifest.describe_rows(config, expected, input_rows)
     manifest.describe(config, facts)
     return manifest
+
+
+def _count_rows(config: RolloutCollectionConfig) -> int | None:
+    """How many rows of the input a run has whose rows were made elsewhere; None without an input."""
+    path = input_path(config)
+    if path is not None and config.selection:
+        return InputRows(config).scan.rows
+    return None if path is None else sum(1 for _ in islice(iter_row_lines(path), config.limit))

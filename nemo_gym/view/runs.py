@@ -19,8 +19,7 @@ from nemo_gym.errors import GymError
 from nemo_gym.metrics.intervals import Estimate, clustered_mean, pass_at_k
 from nemo_gym.paths import odd_file
 from nemo_gym.runs.facts import DAMAGED, FAILED, SCORED, UNSCORED, moment_of, seconds_of
-from nemo_gym.runs.files import BESIDE_ROLLOUTS, RolloutPaths
-from nemo_gym.runs.kinds import Kind, kind_of
+from nemo_gym.runs.files import BESIDE_ROLLOUTS, Kind, RolloutPaths, kind_of
 from nemo_gym.runs.lock import address_in, is_being_written
 from nemo_gym.runs.manifest import RunManifest, read_manifest
 from nemo_gym.runs.record import utc_text

@@ -12,8 +12,7 @@ from nemo_gym.collect.health import MEANINGS, Check, Finding, HealthScan, Place
 from nemo_gym.compare.gate import Number, Verdict, exit_code, judge_numbers, parse_condition
 from nemo_gym.errors import ConfigPathNotFoundError
 from nemo_gym.runs.facts import RolloutFilter
-from nemo_gym.runs.files import BESIDE_ROLLOUTS
-from nemo_gym.runs.kinds import require_rollouts
+from nemo_gym.runs.files import BESIDE_ROLLOUTS, require_rollouts
 from nemo_gym.schemas.cli_config import CheckRolloutsConfig
 from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from nemo_gym.errors import ConfigError
 from nemo_gym.paths import require_possible_folder
 from nemo_gym.runs.export import export_rollouts
-from nemo_gym.runs.kinds import Kind, refuse_to_replace
+from nemo_gym.runs.files import Kind, refuse_to_replace
 from nemo_gym.runs.profile import ProfileSummary, page_of, profile_run
 from nemo_gym.runs.sockets import run_id
 from nemo_gym.schemas.cli_config import ExportConfig, RewardProfileConfig

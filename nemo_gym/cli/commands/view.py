@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.runs.kinds import Kind, refuse_to_replace, require_rollouts
+from nemo_gym.runs.files import Kind, refuse_to_replace, require_rollouts
 from nemo_gym.schemas.cli_config import ViewConfig
 from nemo_gym.view.export import export_page
 from nemo_gym.view.library import Library

@@ -20,7 +20,7 @@ from nemo_gym.process_inputs import max_rollout_attempts
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options.choosing import ChoosingOptions
 from nemo_gym.runs.options.sharding import ShardOptions
-from nemo_gym.runs.options.steering import Bounds, SteeringOptions, adaptive_caps, checked_cap, most_of
+from nemo_gym.runs.options.steering import Bounds, SteeringOptions, checked_cap, most_of
 from nemo_gym.runs.spending import PriceOptions, SpendingOptions
 from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig, RecordingOptions
 from nemo_gym.skills import SkillsConfig
@@ -185,7 +185,9 @@ class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
     @property
     def adaptive(self) -> Mapping[str, Bounds]:
         """Which agents have caps that adapt, and within which bounds; `_default` stands for those not listed."""
-        return adaptive_caps(self.num_samples_in_parallel, DEFAULT_ENTRY)
+        caps = self.num_samples_in_parallel
+        named = caps if isinstance(caps, dict) else {DEFAULT_ENTRY: caps}
+        return {agent: Bounds.of_text(cap) for agent, cap in named.items() if isinstance(cap, str)}
 
     @property
     def attempt_cap(self) -> int:

@@ -83,12 +83,6 @@ def most_of(cap: int | str) -> int | None:
     return Bounds.of_text(cap).high if isinstance(cap, str) else cap or None
 
 
-def adaptive_caps(caps: int | str | Mapping[str, int | str] | None, default: str) -> dict[str, Bounds]:
-    """Which agents have caps that adapt, and between which bounds; `default` stands for every agent not listed."""
-    named = caps if isinstance(caps, Mapping) else {default: caps}
-    return {agent: Bounds.of_text(cap) for agent, cap in named.items() if isinstance(cap, str)}
-
-
 class SteeringOptions(BaseNeMoGymCLIConfig):
     """Arguments that say in which order rollouts are made, and which of them are not waited for, or not made."""
 
