@@ -22,13 +22,12 @@ from nemo_gym.jsonl import array_portions
 from nemo_gym.metrics.aggregate import ANSWER_START, for_uneven_repeats
 from nemo_gym.metrics.columns import RolloutTable
 from nemo_gym.metrics.intervals import compute_coverage
-from nemo_gym.metrics.percentiles import Percentiles
 from nemo_gym.paths import write_aside
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import StoredRollouts, sendable, stripped
 from nemo_gym.runs.manifest import Expected
 from nemo_gym.runs.record import NG_FAILURE_CLASS_KEY, FailureClass, Result, agent_name_of, key_or_none
-from nemo_gym.runs.spending import Prices
+from nemo_gym.runs.spending import Percentiles, Prices
 from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 
 logger = logging.getLogger(__name__)

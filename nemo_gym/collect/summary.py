@@ -17,7 +17,6 @@ from nemo_gym.collect.metrics import AgentMetrics, current_metrics
 from nemo_gym.collect.server_health import RetryLedger
 from nemo_gym.collect.stopping import Stop, StopKind
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
-from nemo_gym.metrics.percentiles import Percentiles
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import FilesNow, find_changes, read_manifest
 from nemo_gym.runs.options import RolloutCollectionConfig
@@ -26,7 +25,7 @@ from nemo_gym.runs.record import FailureClass, Outcome, RolloutKey, Row, agent_n
 from nemo_gym.runs.resume import Plan, plan_resumed, read_attempts, read_gate
 from nemo_gym.runs.rows import InputRows, is_complete
 from nemo_gym.runs.run import repeat_rule, resumes
-from nemo_gym.runs.spending import COST_USD, Meter, Samples, amount_text, meter_for, money
+from nemo_gym.runs.spending import COST_USD, Meter, Percentiles, Samples, amount_text, meter_for, money
 from nemo_gym.terminal import harmless, shown
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME, TIMING_KEY_NAME
 from nemo_gym.metrics.pass_at_k import hashable, usable_number
-from nemo_gym.metrics.percentiles import used_by
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import asked_keys, read_manifest
 from nemo_gym.runs.read import plain_records
 from nemo_gym.runs.rows import ASKED, content_key, telling_fields
 from nemo_gym.runs.select import Expression, field_of
-from nemo_gym.runs.spending import Prices, prices_of
+from nemo_gym.runs.spending import Prices, prices_of, used_by
 from nemo_gym.terminal import shown
 
 Row = Mapping[str, Any]

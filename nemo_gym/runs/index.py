@@ -27,10 +27,10 @@ from nemo_gym.errors import GymError
 from nemo_gym.jsonl import Line, MalformedLineError, PlainLine, parse
 from nemo_gym.keys import OBSERVED_KEYS, RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, TIMING_KEY_NAME
 from nemo_gym.metrics.columns import RolloutTable
-from nemo_gym.metrics.percentiles import Percentiles
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.read import keys_in, plain_records, without_observations
 from nemo_gym.runs.record import PREVIOUS_VERDICT_KEY, KeySet, Result, RolloutKey, agent_name_of, task_order
+from nemo_gym.runs.spending import Percentiles
 from nemo_gym.runs.store import RESUME_TO_REPAIR, FileChangedError
 from nemo_gym.schemas.aggregate_metrics import AggregateMetricsRequest
 

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import TIMING_KEY_NAME
-from nemo_gym.metrics.percentiles import duration_s
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import REWARD_KEY, is_finite_number
 from nemo_gym.runs.select import Expression
+from nemo_gym.runs.spending import duration_s
 
 NotNeeded: TypeAlias = dict[str, dict[Any, list[int]]]
 """By agent and task, the repeats that are not made because the task is decided."""

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_gym.errors import listed, similar_names
-from nemo_gym.metrics.percentiles import used_by
 from nemo_gym.runs.facts import COLUMNS, TIMES, facts_of, moment_of, plain, read_for_facts, read_leniently, visit_fields
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.select import Expression, SelectError
-from nemo_gym.runs.spending import Prices
+from nemo_gym.runs.spending import Prices, used_by
 from nemo_gym.view.kept_index import FIELD, FileIndex
 from nemo_gym.view.record_columns import Codes, Column, Numbers, Rows, first_ranks, joined, masks_of, ranks_of, top_rows
 

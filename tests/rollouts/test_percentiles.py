@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from nemo_gym.metrics.percentiles import Percentiles
+from nemo_gym.runs.spending import Percentiles
 
 
 def record(duration_s: Any, tokens: Any) -> dict[str, Any]:
