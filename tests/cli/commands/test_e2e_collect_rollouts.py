@@ -303,6 +303,15 @@ def test_examples_can_be_rolled_out_too(config: dict[str, Any]) -> None:
     assert len(prepared(config, split="example")) == 4
 
 
+def test_rows_that_come_with_the_package_leave_nothing_below_the_current_folder_but_the_output(
+    config: dict[str, Any],
+) -> None:
+    del config[AGENT]
+    there = set(Path().rglob("*"))
+    assert prepared(config, split="example")
+    assert {path.parts[0] for path in set(Path().rglob("*")) - there} == {"results"}
+
+
 @pytest.mark.parametrize(
     ("output", "folder"),
     [("r/out.jsonl", "r/out"), ("out.v1.jsonl", "out.v1"), ("r/out", "r/out_data")],
