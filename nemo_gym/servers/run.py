@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 try:
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -246,13 +247,27 @@ def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstan
     )
 
 
-def worker_app() -> AuthMiddleware:
+def worker_app() -> ASGIApp:
     """The app of one worker: the one its module offers as `app`, else built from its one server class."""
     end_with_parent(os.getppid())
     module = _load(os.environ[IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME], Path(os.environ[WORKER_FILE]))
     offered = getattr(module, "app", None)
     app = offered if isinstance(offered, FastAPI) else cast(FastAPI, run_webserver(one_server_class(module)))
-    return AuthMiddleware(app, get_global_config_dict(), require_instance(), described_by=app)
+    return _telling_at_its_end(AuthMiddleware(app, get_global_config_dict(), require_instance(), described_by=app))
+
+
+def _telling_at_its_end(app: ASGIApp) -> ASGIApp:
+    """The same app; its end says what was counted, since a worker is asked for its app when uvicorn has its signals."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_at_last(message: Message) -> None:
+            if message["type"].startswith("lifespan.shutdown"):
+                tell_what_was_counted()
+            await send(message)
+
+        await app(scope, receive, send_at_last if scope["type"] == "lifespan" else send)
+
+    return served
 
 
 def _load(relative: str, entrypoint: Path) -> ModuleType:
