@@ -63,10 +63,10 @@ from nemo_gym.launch.process import open_log_folder
 from nemo_gym.launch.server_processes import Alone, Host, HostCount, RunContext
 from nemo_gym.launch.warden import Warden
 from nemo_gym.process_inputs import common_book
+from nemo_gym.runtime import hold, listen
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
-from nemo_gym.servers.listening import hold, listen
 from nemo_gym.terminal import new_table, print_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nemo_gym.launch.plan import PlannedServer, PlanSettings, plan_servers, root
 from nemo_gym.launch.requirements import compat_packages, unmet_package
 from nemo_gym.launch.run_helper import HeldPorts, hold_ports
 from nemo_gym.paths import PARENT_DIR
-from nemo_gym.servers.listening import listen
+from nemo_gym.runtime import listen
 from tests.ports import free_range
 
 
