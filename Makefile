@@ -41,7 +41,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-uvicorn test-browser screenshots docs check coverage lint types imports bench bench-peers chaos chaos-short \
+.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-uvicorn test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers chaos chaos-short \
 	constraints clean
 
 help: ## this list
@@ -183,9 +183,11 @@ check: lint types imports ## what CI runs: lint, types, import contract, every t
 coverage: dev ## run every test and demand that it covers the code
 	$(PYTEST) --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR)
 
-bench: dev ## ratios of what we cost to what the work itself costs
-	$(BIN)/python -m pytest -q -s tests/perf
-	$(BIN)/python -m tests.perf.side_by_side
+bench: dev ## ratios of what we cost to what the work itself costs; the last lines say which targets were missed
+	@$(BIN)/python -m tests.perf.bench
+
+bench-coverage: dev ## whether intervals hold the truth as often as they say, over the whole grids; some cells are in bench
+	@$(BIN)/python -m pytest -q -s -m whole_grid tests/perf/test_interval_coverage.py tests/perf/test_compare_coverage.py
 
 # Not with our constraints: peers bring along what they ask for.
 $(PEERS:%=$(PEERS_VENV)/%/.installed): $(PEERS_VENV)/%/.installed: Makefile
