@@ -32,14 +32,11 @@ def functions_in(module: str, text: str) -> dict[Key, tuple[Function, set[Key]]]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             meant |= {each.asname or each.name: (node.module, each.name) for each in node.names}
-    return {
-        (module, name): (node, {meant[part.id] for part in ast.walk(node) if is_name(part) and part.id in meant})
-        for name, node in made.items()
-    }
+    return {(module, name): (node, {meant[used] for used in named(node) & meant.keys()}) for name, node in made.items()}
 
 
-def is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
+def named(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 def unable_to_fail(modules: dict[str, str]) -> list[Key]:

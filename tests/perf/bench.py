@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.perf.side_by_side.estimates import Outcome
@@ -76,7 +76,7 @@ def last_lines(found: Sequence[Results]) -> list[str]:
     return lines
 
 
-def main(parts: dict[str, Sequence[str]] | None = None) -> int:
+def main(parts: Mapping[str, Sequence[str]] | None = None) -> int:
     """Measure all parts; 1 if a target was missed or a measurement could not be made."""
     found = [measured(part, command) for part, command in (parts or PARTS).items()]
     print("", *last_lines(found), sep="\n", flush=True)

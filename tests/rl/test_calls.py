@@ -38,7 +38,7 @@ def test_plain_methods_block_neither_each_other_nor_the_loop() -> None:
 
     async def main() -> list[int]:
         async with asyncio.timeout(30):
-            return await asyncio.gather(*(call(all_there.wait) for _ in range(20)))
+            return list(await asyncio.gather(*(call(all_there.wait) for _ in range(20))))
 
     assert sorted(asyncio.run(main())) == list(range(20))
 

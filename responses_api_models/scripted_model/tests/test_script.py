@@ -285,7 +285,7 @@ def test_latency_grows_with_the_answer() -> None:
 )
 def test_the_shipped_scripts_can_be_loaded(path: Path) -> None:
     brain = Brain(*load_script(str(path)))
-    conversation = Conversation([Said("user", "a")], tools=(), seed=None)
+    conversation = Conversation((Said("user", "a"),), tools=(), seed=None)
     assert brain.answer(conversation, brain.draws_for(conversation)).counts.generation > 0
 
 
