@@ -38,7 +38,7 @@ class Results:
         if found := _BROKEN.match(line):
             self.broken.append(f"{found['test']}: {found['why'] or 'see above'}")
         elif found := _VERDICT.match(line) or _VERDICT_FIRST.match(line):
-            self.targets[found["target"]] = Outcome(found["outcome"])
+            self.targets[found["target"].replace(" | ", ": ")] = Outcome(found["outcome"])
 
     def of(self, outcome: Outcome) -> list[str]:
         """The targets that came to this."""

@@ -155,7 +155,7 @@ def test_both_parts_of_the_bench_run_and_its_last_lines_say_what_was_missed(caps
     assert capsys.readouterr().out.partition("\n\n")[2].splitlines() == [
         "undecided: .pause: 2.10, at most 2",
         "missed: cost: 2.50 \N{PLUS-MINUS SIGN} 0.01, at most 2",
-        "undecided: CPU per rollout | 2.10 x",
+        "undecided: CPU per rollout: 2.10 x",
         "missed: a page: 3 x",
         "failed: tests/perf/test_a.py::test_b: AssertionError: cost: 2.50, at most 2: missed",
     ]
