@@ -295,3 +295,18 @@ def test_odd_rollouts_are_told_of_at_the_end_and_only_then(collect: Collect, fak
         in done.stdout
     )
     assert json.loads(collect("+json=true").stdout)["health"] == {"truncated": 2, "odd": 2}
+
+
+def test_what_an_agent_tells_of_its_rollout_is_in_the_record_though_nothing_is_captured(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    async def telling(row: Row, attempt: int) -> Row:
+        return {**await right_away(row, attempt), "ng_agent_observations": {"source": "pi", "records": []}}
+
+    fake_run.answer = telling
+    write_rows(Path("in.jsonl"), rows_of(1))
+
+    collect()
+
+    [record] = lines_in(Path("out.jsonl"))
+    assert record["ng_trajectory"]["rollout_id"] == "0-0"

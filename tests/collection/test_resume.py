@@ -40,6 +40,17 @@ def test_metrics_of_a_resumed_run_cover_everything_in_the_file(fake_run: FakeRun
     assert [record["_ng_task_index"] for record in after["verify_responses"]] == [0, 1, 2]
 
 
+def test_metrics_of_fewer_rollouts_are_out_of_date_once_a_run_goes_on(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(2))
+    collect("+limit=1")
+    fake_run.metrics_status = 500
+
+    collect("+limit=2", "+resume_from_cache=true")
+
+    assert len(lines_in(Path("out.jsonl"))) == 2
+    assert Path("out_aggregate_metrics.json").stat().st_mtime == 0
+
+
 @pytest.mark.parametrize(
     ("options", "extended", "keys"),
     [
