@@ -101,7 +101,7 @@ REVERIFY = CommandInfo(
     ROLLOUTS,
     "Score stored rollouts again, without agents or models; say what changed",
     "nemo_gym.runs.options.reverify:RolloutReverificationConfig",
-    "nemo_gym.cli.commands.derived",
+    "nemo_gym.cli.commands.collecting",
     Loading(needs_model=False),
     """
     Send stored responses to the environments that run now, and say what changed.
@@ -128,7 +128,7 @@ AGGREGATE_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Combine rollout files and compute their metrics",
     "nemo_gym.runs.options:RolloutAggregationConfig",
-    "nemo_gym.cli.commands.derived",
+    "nemo_gym.cli.commands.collecting",
     OFFLINE,
     """
     Combine rollout files that were collected separately, and compute the metrics over all of them.
@@ -147,7 +147,7 @@ SLURM = CommandInfo(
     "slurm",
     ROLLOUTS,
     "Write the Slurm jobs that collect rollouts in shards",
-    "nemo_gym.executors.options:SlurmConfig",
+    "nemo_gym.runs.options.sharding:SlurmConfig",
     "nemo_gym.cli.commands.collecting",
     OFFLINE,
     r"""
@@ -169,7 +169,7 @@ REWARD_PROFILE = CommandInfo(
     ROLLOUTS,
     "Profile rollouts task by task; choose tasks by difficulty",
     "nemo_gym.schemas.cli_config:RewardProfileConfig",
-    "nemo_gym.cli.commands.curating",
+    "nemo_gym.cli.commands.profile",
     OFFLINE,
     """
     Profile the rollouts of a run: how hard each task is, how long its rollouts are, what failed.
@@ -188,7 +188,7 @@ CHECK_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Look for odd rollouts: empty, cut off, in loops, refused, wrongly rewarded; a gate for CI",
     "nemo_gym.schemas.cli_config:CheckRolloutsConfig",
-    "nemo_gym.cli.commands.check_rollouts",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Look for rollouts that are not what they should be, whatever their reward says.
@@ -208,7 +208,7 @@ VIEW = CommandInfo(
     ROLLOUTS,
     "Show runs and rollouts in a browser, or as one file",
     "nemo_gym.schemas.cli_config:ViewConfig",
-    "nemo_gym.cli.commands.view",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Show runs, their rollouts and the conversations in them, in a browser, also while they are being collected.
@@ -226,7 +226,7 @@ COMPARE = CommandInfo(
     "compare",
     ROLLOUTS,
     "Compare runs task by task: which is better, by how much, how surely; a gate for CI",
-    "nemo_gym.compare.options:CompareConfig",
+    "nemo_gym.compare:CompareConfig",
     "nemo_gym.cli.commands.compare",
     NO_CONFIG,
     """
@@ -246,7 +246,7 @@ EXPORT = CommandInfo(
     ROLLOUTS,
     "Make a training data set (SFT, DPO, chats) of rollouts",
     "nemo_gym.schemas.cli_config:ExportConfig",
-    "nemo_gym.cli.commands.curating",
+    "nemo_gym.cli.commands.data",
     NO_CONFIG,
     """
     Write collected rollouts as a data set: for supervised (sft, messages) or preference (dpo) training, or of tasks.

@@ -1,21 +1,24 @@
-"""A finished run, profiled: its files in, statistics per task, a page and a selection of tasks out.
+"""`ng_reward_profile`: the files of a finished run in, statistics per task, a page and a selection of tasks out.
 
 Of a result only its numbers are kept, of the rows of a task only one in full, so a profile needs far less
 memory than the files it reads.
 """
 
+import json
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
 from nemo_gym.jsonl import to_line
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.profile import RewardProfiler
 from nemo_gym.metrics.report import Failures, TaskNumbers, numbers_of, render_page
-from nemo_gym.paths import make_folder, refuse_long_names, write_aside
+from nemo_gym.paths import make_folder, refuse_long_names, require_possible_folder, write_aside
 from nemo_gym.runs.facts import RolloutFilter, select_tasks
 from nemo_gym.runs.files import MATERIALIZED_SUFFIX, RolloutPaths
 from nemo_gym.runs.index import RecordIndex, RecordReader, stripped
@@ -24,12 +27,15 @@ from nemo_gym.runs.manifest import asked_keys
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import NG_FAILURE_CLASS_KEY, KeySet, Result, RolloutKey, Row
 from nemo_gym.runs.run import refuse_files_of_others
+from nemo_gym.runs.sockets import run_id
 from nemo_gym.schemas.cli_config import RewardProfileConfig
 from nemo_gym.terminal import shown
 
 _CLASS_LENGTH = 60
 _NO_CLASS = "(none)"
 _PAGE = "_reward_profile.html"
+_MOST = 1000
+"""Rollouts on a page of rollouts; a few MB."""
 
 
 @dataclass
@@ -71,6 +77,67 @@ class _Results:
     """The rollouts there are, where only some of them are wanted."""
     unwanted: KeySet = field(default_factory=KeySet)
     """Those among them that are left out."""
+
+
+def reward_profile(config: RewardProfileConfig) -> None:
+    """`ng_reward_profile`."""
+    page = config.rollouts_page
+    if page is None:
+        summary = profile_run(config)
+    elif is_address(page):
+        summary = profile_run(config, _links(config, page.partition("#")[0].partition("?")[0]))
+    else:
+        summary = _profile_with_rollouts(config, Path(page).expanduser())
+    if config.json_format:
+        print(json.dumps(summary.as_json() | ({} if page is None else {"rollouts_page": page})))
+    else:
+        _print_summary(summary, page)
+
+
+def is_address(text: str) -> bool:
+    """Whether this is where a server is, and no file."""
+    return text.startswith(("http://", "https://"))
+
+
+def _links(config: RewardProfileConfig, page: str) -> Callable[[Any], str]:
+    """Where on a page of the viewer the rollouts of a task are. The token in its address is nobody else's business."""
+    run = run_id(Path(config.rollouts_jsonl_fpath).expanduser())
+    return lambda task: f"{page}#/runs/{run}?where={quote(f'task == {json.dumps(task)}', safe='')}"
+
+
+def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> ProfileSummary:
+    """The profile, and a page with the rollouts of the tasks that it lists."""
+    from nemo_gym.view.export import export_run  # seldom wanted
+
+    refuse_to_replace(target, "rollouts_page", Kind.PAGE)
+    require_possible_folder(target.parent)
+    rollouts = Path(config.rollouts_jsonl_fpath).expanduser()
+    if target.absolute() == page_of(rollouts).absolute():
+        raise ConfigError(f"+rollouts_page={target} is where the profile itself goes; name another file")
+    seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
+    summary = profile_run(config, _links(config, quote(seen_from)))
+    listed = ", ".join(json.dumps(task.index) for task in summary.tasks)
+    export_run(rollouts, f"task in [{listed}]" if listed else None, _MOST, target)
+    return summary
+
+
+def _print_summary(summary: ProfileSummary, rollouts_page: str | None) -> None:
+    counts = summary.completion
+    print(
+        f"Rollouts: {counts['completed_rollout_rows']} of {counts['expected_rollout_rows']} "
+        f"({counts['reward_profile_completion_pct']:.2f} %)"
+    )
+    print(
+        f"Input rows: {counts['total_input_rows']}, of them {counts['complete_input_rows']} complete, "
+        f"{counts['partial_input_rows']} partial, {counts['missing_input_rows']} dropped"
+    )
+    print(f"Profile of each task: {summary.groups_path}")
+    print(f"Metrics of each agent: {summary.agents_path}")
+    print(f"Page: {summary.page_path}")
+    if rollouts_page is not None:
+        print(f"Rollouts of its tasks: {rollouts_page}")
+    if summary.selected_path is not None:
+        print(f"Selected: {summary.selected} tasks, in {summary.selected_path}")
 
 
 def profile_run(config: RewardProfileConfig, task_link: Callable[[Any], str] | None = None) -> ProfileSummary:
