@@ -22,9 +22,9 @@ from nemo_gym.cli.shortcuts import MODEL, expand, option_for, shown_expansion, w
 from nemo_gym.config.checks import unknown_options
 from nemo_gym.config.handover import config_from_environment
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config.interpolations import plain_tree, resolve
 from nemo_gym.config.options import options_of
 from nemo_gym.config.overrides import CommandLine, apply_changes, parse_overrides
+from nemo_gym.config.references import plain_tree, resolve
 from nemo_gym.config.secrets import is_secret_key, mask_tree, mask_url_passwords
 from nemo_gym.errors import ConfigError, OverrideSyntaxError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict

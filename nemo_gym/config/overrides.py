@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from nemo_gym.config.directives import apply_directives
+from nemo_gym.config.references import apply_directives
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
 from nemo_gym.config.trees import ABSENT, Tree, delete_at, path_parts, set_at, value_at
 from nemo_gym.errors import ConfigError, OverrideSyntaxError, did_you_mean
