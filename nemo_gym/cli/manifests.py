@@ -30,7 +30,7 @@ from nemo_gym.cli.catalog import (
 from nemo_gym.cli.config import whole_config
 from nemo_gym.cli.workloads import TestWorkloadConfig, ValidateWorkloadConfig, WorkloadConfig
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config.interpolations import plain_tree
+from nemo_gym.config.references import plain_tree
 from nemo_gym.errors import ConfigError, listed
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.keys import AGENTS_TYPE, RESOURCES_TYPE, STAND_IN
@@ -315,7 +315,7 @@ def _observations(module: ServerModule, python: Path, module_name: str) -> dict[
     asked = json.dumps({"module": module_name}).encode()
     try:
         done = subprocess.run(
-            [python, "-P", "-m", "nemo_gym.launch.verifier_process"],
+            [python, "-P", "-m", "nemo_gym.launch.inspection_process", "cases"],
             cwd=module.folder,
             env=module.environment(),
             input=asked,

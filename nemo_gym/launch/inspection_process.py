@@ -1,24 +1,34 @@
-"""Does the block of a server fit its class? Answered by a process of its own, which serves nothing.
+"""The code of authors, asked about itself in a process of its own, which serves nothing.
 
-`python -m nemo_gym.launch.server_check_process` reads one JSON object (`CheckRequest`) from stdin and writes one line
-of JSON (`ClassAnswer`) per server to stdout, as each is known. Importing an author's module may take long, print, or
-end the process: whoever asks has a time limit, and takes a missing line for an answer.
+`python -m nemo_gym.launch.inspection_process <question>` reads one JSON object from stdin and answers on stdout. An
+author's module may take long to import, print, or end the process: whoever asks has a time limit, and takes a missing
+answer for one. It runs with the Python that has what the server requires.
 
-Of a server from elsewhere only the configuration is read, as its start would: building it may load weights or open
-connections. Those of this distribution hold nothing before they serve, so they are built, and their own checks count.
+`blocks`: does the block of a server fit its class? Asked by a `CheckRequest`, answered by one line (`ClassAnswer`) per
+server, as each is known. Of a server from elsewhere only the configuration is read, as its start would: building it may
+load weights or open connections. Those of this distribution hold nothing before they serve, so they are built, and
+their own checks count.
+
+`cases`: what does the verifier of `{"module": ...}` say to the cases of its fixture? Answered by one object: where the
+cases are, and for each the rewards that came, or the error. Whether that is right is for others to say.
 """
 
+import asyncio
 import contextlib
 import importlib
+import inspect
 import json
+import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ValidationError
 
+from nemo_gym.base_resources_server import VerifierFixture
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.config.instances import readable_faults
 from nemo_gym.config_types import BaseRunServerInstanceConfig, BaseRunServerTypeConfig, BaseServerConfig
@@ -40,6 +50,8 @@ from nemo_gym.servers.row_check import row_faults
 _NOBODY_NEEDS_TO_READ = {*BaseRunServerTypeConfig.model_fields, "isolation", "verified", "verified_url"}
 _DESCRIBES = {"description", "value", "license"}
 _LONGEST_REASON = 300
+_LONGEST_ERROR = 500
+_FIXTURE = "VERIFIER_FIXTURE"
 
 
 def check_class(asked: ClassRequest, config: DictConfig) -> ClassAnswer:
@@ -109,24 +121,99 @@ def _unread(block: dict[Any, Any], config_class: type[BaseModel], misspelt: dict
     return [str(key) for key in block if str(key) not in known]
 
 
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_REASON]
+def _reason(error: BaseException, longest: int = _LONGEST_REASON) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:longest]
 
 
-def main() -> None:
-    """Answer what stdin asks; what authors print goes to stderr."""
-    request = CheckRequest.model_validate_json(sys.stdin.buffer.read())
+def observe(module_name: str) -> dict[str, Any]:
+    """What the verifier of a module says to its cases; `error` instead if it cannot be asked."""
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an author's module may raise anything
+        return {"error": f"{module_name} cannot be imported: {_reason(error, _LONGEST_ERROR)}"}
+    fixture = getattr(module, _FIXTURE, None)
+    if not isinstance(fixture, VerifierFixture):
+        return {"error": f"{module.__file__} has no {_FIXTURE} = VerifierFixture(...)"}
+    path = Path(module.__file__ or "").parent / fixture.cases_path
+    try:
+        cases = list(_cases(path))
+        server = fixture.server_factory()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the same
+        return {"error": f"{_FIXTURE} of {module.__file__}: {_reason(error, _LONGEST_ERROR)}"}
+    return {"fixture_path": str(path), "cases": [_observed(fixture, server, case) for case in cases]}
+
+
+def _cases(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        case = json.loads(line)
+        if not isinstance(case, dict) or not {"name", "kind", "request"} <= case.keys():
+            raise ValueError(f"{path}, line {number}: a case is an object with name, kind and request")
+        yield case
+
+
+def _observed(fixture: VerifierFixture, server: Any, case: dict[str, Any]) -> dict[str, Any]:
+    rewards: list[float] = []
+    try:
+        for _ in range(2 if case["kind"] == "determinism" else 1):
+            if fixture.reseed is not None and case["kind"] == "determinism":
+                takes_server = bool(inspect.signature(fixture.reseed).parameters)
+                asyncio.run(_awaited(fixture.reseed(server) if takes_server else fixture.reseed()))
+            request = fixture.request_model.model_validate(case["request"])
+            rewards.append(_reward(asyncio.run(_verdict(fixture, server, request))))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a verifier may raise anything; that is what is looked at
+        return {
+            **case,
+            "observed_rewards": rewards,
+            "observed_error": type(error).__name__,
+            "words": _reason(error, _LONGEST_ERROR),
+        }
+    return {**case, "observed_rewards": rewards, "observed_error": None}
+
+
+async def _verdict(fixture: VerifierFixture, server: Any, request: Any) -> Any:
+    if fixture.invoke is not None:
+        return await _awaited(fixture.invoke(server, request))
+    parameters = inspect.signature(server.verify).parameters
+    given = {name: None if name == "request" and len(parameters) > 1 else request for name in parameters}
+    return await _awaited(server.verify(**given))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _reward(verdict: Any) -> float:
+    reward = verdict.get("reward") if isinstance(verdict, dict) else getattr(verdict, "reward", None)
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise TypeError(f"the verdict has the reward {reward!r}, which is no number")
+    return float(reward)
+
+
+def _answer_about_blocks(question: bytes, answers: TextIO) -> None:
+    request = CheckRequest.model_validate_json(question)
     config = OmegaConf.create(request.config)
     os.environ[NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME] = json.dumps(request.config)  # where modules look for the config
     if request.is_hosted:
         search_servers_in_all_roots()
+    for asked in request.servers:
+        answers.write(check_class(asked, config).model_dump_json() + "\n")
+        answers.flush()
+
+
+def _answer_about_cases(question: bytes, answers: TextIO) -> None:
+    answers.write(json.dumps(observe(json.loads(question)["module"])))
+
+
+def main() -> None:
+    """Answer what stdin asks; what authors print goes to stderr."""
+    answer = {"blocks": _answer_about_blocks, "cases": _answer_about_cases}[sys.argv[1]]
+    question = sys.stdin.buffer.read()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        for asked in request.servers:
-            with contextlib.redirect_stdout(sys.stderr):
-                answer = check_class(asked, config)
-            answers.write(answer.model_dump_json() + "\n")
-            answers.flush()
+        with contextlib.redirect_stdout(sys.stderr):
+            answer(question, answers)
     sys.stderr.flush()
     os._exit(0)  # threads that an import has left running would keep the process
 

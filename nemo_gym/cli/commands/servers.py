@@ -1,6 +1,7 @@
-"""Servers: `ng_run` starts them, `ng_test`, `ng_test_all` test them, `gym env prefetch`, `ng_pip_list`: what they run with.
+"""Servers: `ng_run` starts them, `ng_test` and `ng_test_all` test them.
 
-What is done to a whole checkout is here, too: `ng_dev_test` tests it, `reinstall` installs it again.
+What they run with: `gym env prefetch` builds their environments, `ng_pip_list` lists the packages. What is done to a
+whole checkout is here, too: `ng_dev_test` tests it, `reinstall` installs it again.
 """
 
 import shutil
