@@ -21,7 +21,7 @@ _EXPORTS = {
     "TestAllConfig": f"{_ARGUMENTS}:AllServerTestsConfig",
     "TestConfig": f"{_ARGUMENTS}:ServerTestsConfig",
     "VersionConfig": f"{_ARGUMENTS}:VersionConfig",
-    "reinstall": "nemo_gym.cli.commands.servers:reinstall",
+    "reinstall": "nemo_gym.cli.commands.about:reinstall",
 }
 _COMMANDS = ("aggregate_rollouts", "collect_rollouts")
 """Called with a config, these two do just the work."""
@@ -67,7 +67,7 @@ def run(global_config_dict_parser_config: "GlobalConfigDictParserConfig | None" 
     if global_config_dict_parser_config is None:
         run_command("run")
     else:
-        _loaded("nemo_gym.cli.commands.servers:serve")(global_config_dict_parser_config)
+        _loaded("nemo_gym.launch.run_helper:serve")(global_config_dict_parser_config)
 
 
 def e2e_rollout_collection() -> None:

@@ -116,7 +116,7 @@ list_components = Command(
     """,
 )
 prefetch = Command(
-    "nemo_gym.cli.commands.servers:prefetch",
+    "nemo_gym.launch.run_helper:prefetch",
     RunConfig,
     "gym env prefetch",
     OFFLINE,

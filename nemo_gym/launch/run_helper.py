@@ -5,8 +5,9 @@
     helper.poll()                                     # raises when one has ended
     helper.shutdown()
 
-It may be used from any thread and touches no signal handlers. Modules that load FastAPI, aiohttp or rich
-are imported after the servers have been started, so that they load theirs at the same time.
+It may be used from any thread and touches no signal handlers: that is left to `ng_run`, which is here, too.
+Modules that load FastAPI, aiohttp or rich are imported after the servers have been started, so that they load
+theirs at the same time.
 """
 
 import logging
@@ -14,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -34,6 +36,7 @@ from nemo_gym.errors import (
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict
 from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.pace_books import share_pace
+from nemo_gym.keys import AUTH_TOKEN_KEY_NAME, STAND_IN
 from nemo_gym.launch import waiting_host
 from nemo_gym.launch.fleet import Fleet
 from nemo_gym.launch.plan import (
@@ -41,6 +44,7 @@ from nemo_gym.launch.plan import (
     PlanSettings,
     Pythons,
     check_ports,
+    environments_folder,
     identify_run,
     plan_servers,
     warn_if_open_to_others,
@@ -49,6 +53,7 @@ from nemo_gym.launch.process import open_log_folder
 from nemo_gym.launch.server_processes import Alone, Host, HostCount, RunContext
 from nemo_gym.launch.warden import Warden
 from nemo_gym.process_inputs import common_book
+from nemo_gym.runtime import stopping_on_signals
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
@@ -359,3 +364,41 @@ def print_instances(
             "" if seconds is None else f"{seconds:.2f} s",
         )
     print_table(table)
+
+
+def run(config: RunConfig) -> None:
+    """`ng_run`."""
+    serve(shows_token=True)
+
+
+def serve(parser_config: GlobalConfigDictParserConfig | None = None, *, shows_token: bool = False) -> None:
+    """Start the servers of `parser_config`, else of this process's config, and keep them running until a signal."""
+    helper = RunHelper()
+    with stopping_on_signals(helper.request_stop, on_the_spot=True):
+        helper.start(parser_config)
+        if shows_token and helper.made_token is not None:
+            _show_token(helper.made_token)
+        helper.run_forever()
+
+
+def _show_token(token: str) -> None:
+    """Print the token of the run to stdout, for whoever started the servers."""
+    print(
+        f"The token of this run, shown this once: {token}\n"
+        f"Commands and clients of this run need `{AUTH_TOKEN_KEY_NAME}: <token>` in their env.yaml.",
+        flush=True,
+    )
+
+
+def prefetch(config: RunConfig) -> None:
+    """`gym env prefetch`."""
+    whole = get_global_config_dict()
+    instances = [each for each in find_instances(whole)[0] if each.implementation != STAND_IN]
+    if not instances:
+        raise ConfigError("no server is configured, so there is nothing to build; name one, such as --environment mcqa")
+    planned = plan_servers(instances, PlanSettings.of(config))
+    with closing(Warden()) as warden:
+        Pythons(whole, config, warden, lambda: False).prepare(planned)
+    built = [server.name for server in planned if server.isolation == "venv" and server.present_python is None]
+    where = f" in {environments_folder(whole, config)}" if built else ""
+    print(f"{len(planned)} servers are ready to start; {len(built)} of them have an environment of their own{where}.")

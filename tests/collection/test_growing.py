@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.cli.command import command_named
-from nemo_gym.cli.commands.profile import profile_run
+from nemo_gym.cli.commands.curating import profile_run
 from nemo_gym.compare.measure import Wanted, measure_run
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 from nemo_gym.schemas.cli_config import RewardProfileConfig

@@ -1,20 +1,12 @@
-"""Data sets: `ng_prepare_data`, `ng_prepare_benchmark`, `ng_materialize_prompts`, those of the Hugging Face hub.
-
-`ng_export` makes one of rollouts, for training.
-"""
-
-import json
-import logging
+"""Data sets: `ng_prepare_data`, `ng_prepare_benchmark`, `ng_materialize_prompts`, and those of the Hugging Face hub."""
 
 from nemo_gym import prompt
 from nemo_gym.benchmarks import prepare_benchmarks
 from nemo_gym.cli.config import whole_config
 from nemo_gym.cli.workloads import NotOfferedConfig
-from nemo_gym.data.hub import Hub, download_dataset, push_file, upload_dataset
+from nemo_gym.data.hub import Hub, download_dataset, upload_dataset
 from nemo_gym.errors import ConfigError
 from nemo_gym.prompt import MaterializePromptsConfig
-from nemo_gym.runs.export import export_rollouts
-from nemo_gym.schemas.cli_config import ExportConfig
 from nemo_gym.schemas.data_config import (
     DownloadJsonlDatasetHuggingFaceConfig,
     PrepareBenchmarkConfig,
@@ -22,10 +14,6 @@ from nemo_gym.schemas.data_config import (
     UploadJsonlDatasetHuggingFaceConfig,
 )
 from nemo_gym.train_data_utils import TrainDataProcessor
-
-logger = logging.getLogger(__name__)
-
-_CHOOSING = ("where", "filter", "min_reward")
 
 
 def prepare_data(config: TrainDataProcessorConfig) -> None:
@@ -66,27 +54,3 @@ def no_gitlab(config: NotOfferedConfig) -> None:
         "data sets are not uploaded to or downloaded from GitLab here; use --storage hf, or fetch the file yourself "
         "and name it as jsonl_fpath (gym dataset rm and gym dataset migrate do speak to a registry)"
     )
-
-
-def export(config: ExportConfig) -> None:
-    """`ng_export`."""
-    summary = export_rollouts(config)
-    if config.push_to_hub is not None:
-        summary.pushed_to = push_file(Hub(token=config.hf_token), config.push_to_hub, summary.path, config.hub_split)
-    if not summary.examples:
-        asked = {f"+{name}={getattr(config, name)}" for name in _CHOOSING if getattr(config, name) is not None}
-        why = f"nothing passed {' and '.join(sorted(asked))}" if asked else "there was nothing to export"
-        logger.warning("%s: %s is empty", why, summary.path)
-    if config.json_format:
-        print(json.dumps(summary.as_json()))
-        return
-    if config.format == "dataset":
-        print(f"{summary.tasks} tasks are in {summary.path}")
-    else:
-        print(f"{summary.examples} examples of {summary.tasks} tasks are in {summary.path}")
-    for reason, count in summary.left_out.most_common():
-        print(f"Left out: {count} rollouts ({reason})")
-    for note, count in summary.notes.most_common():
-        print(f"Changed: {count} rollouts ({note})")
-    if summary.pushed_to is not None:
-        print(f"Uploaded: {summary.pushed_to}")

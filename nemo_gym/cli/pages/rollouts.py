@@ -169,7 +169,7 @@ REWARD_PROFILE = CommandInfo(
     ROLLOUTS,
     "Profile rollouts task by task; choose tasks by difficulty",
     "nemo_gym.schemas.cli_config:RewardProfileConfig",
-    "nemo_gym.cli.commands.profile",
+    "nemo_gym.cli.commands.curating",
     OFFLINE,
     """
     Profile the rollouts of a run: how hard each task is, how long its rollouts are, what failed.
@@ -246,7 +246,7 @@ EXPORT = CommandInfo(
     ROLLOUTS,
     "Make a training data set (SFT, DPO, chats) of rollouts",
     "nemo_gym.schemas.cli_config:ExportConfig",
-    "nemo_gym.cli.commands.data",
+    "nemo_gym.cli.commands.curating",
     NO_CONFIG,
     """
     Write collected rollouts as a data set: for supervised (sft, messages) or preference (dpo) training, or of tasks.

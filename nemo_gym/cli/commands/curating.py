@@ -1,10 +1,11 @@
-"""`ng_reward_profile`: the files of a finished run in, statistics per task, a page and a selection of tasks out.
+"""Tasks and examples chosen from runs: `ng_reward_profile` (how hard tasks are), `ng_export` (data for training).
 
-Of a result only its numbers are kept, of the rows of a task only one in full, so a profile needs far less
-memory than the files it reads.
+A profile is the files of a finished run in, statistics per task, a page and a selection of tasks out. Of a result only
+its numbers are kept, of the rows of a task only one in full, so it needs far less memory than the files it reads.
 """
 
 import json
+import logging
 import os
 import shlex
 from collections.abc import Callable
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from nemo_gym.data.hub import Hub, push_file
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
 from nemo_gym.jsonl import to_line
 from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.metrics.profile import RewardProfiler
 from nemo_gym.metrics.report import Failures, TaskNumbers, numbers_of, render_page
 from nemo_gym.paths import make_folder, refuse_long_names, require_possible_folder, write_aside
+from nemo_gym.runs.export import export_rollouts
 from nemo_gym.runs.facts import RolloutFilter, select_tasks
 from nemo_gym.runs.files import MATERIALIZED_SUFFIX, RolloutPaths
 from nemo_gym.runs.index import RecordIndex, RecordReader, stripped
@@ -28,11 +31,14 @@ from nemo_gym.runs.read import records
 from nemo_gym.runs.record import NG_FAILURE_CLASS_KEY, KeySet, Result, RolloutKey, Row
 from nemo_gym.runs.run import refuse_files_of_others
 from nemo_gym.runs.sockets import run_id
-from nemo_gym.schemas.cli_config import RewardProfileConfig
+from nemo_gym.schemas.cli_config import ExportConfig, RewardProfileConfig
 from nemo_gym.terminal import shown
+
+logger = logging.getLogger(__name__)
 
 _CLASS_LENGTH = 60
 _NO_CLASS = "(none)"
+_CHOOSING = ("where", "filter", "min_reward")
 _PAGE = "_reward_profile.html"
 _MOST = 1000
 """Rollouts on a page of rollouts; a few MB."""
@@ -307,3 +313,27 @@ def _write_selection(path: Path, groups: list[dict[str, Any]]) -> None:
     with write_aside(path) as file:
         for group in groups:
             file.write(to_line({**group["sample"], TASK_INDEX_KEY_NAME: group[TASK_INDEX_KEY_NAME]}))
+
+
+def export(config: ExportConfig) -> None:
+    """`ng_export`."""
+    summary = export_rollouts(config)
+    if config.push_to_hub is not None:
+        summary.pushed_to = push_file(Hub(token=config.hf_token), config.push_to_hub, summary.path, config.hub_split)
+    if not summary.examples:
+        asked = {f"+{name}={getattr(config, name)}" for name in _CHOOSING if getattr(config, name) is not None}
+        why = f"nothing passed {' and '.join(sorted(asked))}" if asked else "there was nothing to export"
+        logger.warning("%s: %s is empty", why, summary.path)
+    if config.json_format:
+        print(json.dumps(summary.as_json()))
+        return
+    if config.format == "dataset":
+        print(f"{summary.tasks} tasks are in {summary.path}")
+    else:
+        print(f"{summary.examples} examples of {summary.tasks} tasks are in {summary.path}")
+    for reason, count in summary.left_out.most_common():
+        print(f"Left out: {count} rollouts ({reason})")
+    for note, count in summary.notes.most_common():
+        print(f"Changed: {count} rollouts ({note})")
+    if summary.pushed_to is not None:
+        print(f"Uploaded: {summary.pushed_to}")
