@@ -186,7 +186,7 @@ class _Submit(Command[SubmitConfig]):
 
 
 submit = _Submit(
-    "nemo_gym.cli.commands.submission:submit",
+    "nemo_gym.cli.commands.collecting:submit",
     SubmitConfig,
     "gym eval submit",
     NO_CONFIG,

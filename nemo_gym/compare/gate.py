@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
-from xml.etree import ElementTree
 
 from nemo_gym.compare.comparison import Compared, Comparison
 from nemo_gym.runs.select import All, Any_, Compare, Expression, Holds, Literal, Node, Truth, Value, compared
@@ -164,25 +163,3 @@ def _ends(value: Value, numbers: Mapping[str, Number]) -> tuple[Any, ...]:
 def _point(number: Number) -> float | None:
     point = number[1] if isinstance(number, tuple) else number
     return None if point is None or not math.isfinite(point) else point
-
-
-def as_junit(verdicts: Sequence[Verdict], said: str) -> bytes:
-    """A JUnit file, which CI systems show: one test case for each condition on each run, `said` below what failed."""
-    failed = sum(verdict.outcome is Outcome.APPLIES for verdict in verdicts)
-    undecided = sum(verdict.outcome is Outcome.UNDECIDED for verdict in verdicts)
-    counts = {"tests": str(len(verdicts)), "failures": str(failed), "skipped": str(undecided), "errors": "0"}
-    suite = ElementTree.Element("testsuite", {"name": "ng_compare", **counts})
-    for verdict in verdicts:
-        case = ElementTree.SubElement(
-            suite, "testcase", {"classname": _xml_text(verdict.run), "name": verdict.condition}
-        )
-        message = _xml_text(verdict.line)
-        if verdict.outcome is Outcome.APPLIES:
-            ElementTree.SubElement(case, "failure", {"message": message}).text = _xml_text(said)
-        elif verdict.outcome is Outcome.UNDECIDED:
-            ElementTree.SubElement(case, "skipped", {"message": message})
-    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
-
-
-def _xml_text(text: str) -> str:
-    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,20 +57,6 @@ class Difference:
     def tasks_needed(self, difference: float) -> int:
         """About how many tasks it would take to find a true difference of this size in 80 % of cases."""
         return math.ceil(self.tasks * (self.detectable / difference) ** 2)
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs; numbers are not rounded."""
-        return {
-            "base": self.base,
-            "new": self.new,
-            "delta": self.delta,
-            "ci95": [self.ci_low, self.ci_high],
-            "p": self.p,
-            "relative": self.relative,
-            "relative_ci95": self.relative_ci,
-            "tasks": self.tasks,
-            "detectable": self.detectable,
-        }
 
 
 def paired_difference(base: Floats, new: Floats, scale: float, most: float = math.inf) -> Difference | None:

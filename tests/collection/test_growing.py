@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nemo_gym.cli.command import command_named
-from nemo_gym.cli.commands.curating import profile_run
 from nemo_gym.compare.measure import Wanted, measure_run
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from nemo_gym.runs.profile import profile_run
 from nemo_gym.schemas.cli_config import RewardProfileConfig
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, Row, keys_in, lines_in, right_away, rows_of, write_rows

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.recordings import take_inventory
+from nemo_gym.recording.upkeep import take_inventory
 from tests.perf.side_by_side.estimates import Target, hold
 from tests.ports import free_port
 from tests.readmes import clean_environment

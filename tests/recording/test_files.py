@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.recordings import calls_of_rollout, prune, take_inventory
 from nemo_gym.errors import ConfigError
 from nemo_gym.recording import files
 from nemo_gym.recording.files import (
@@ -23,6 +22,7 @@ from nemo_gym.recording.files import (
     scan,
 )
 from nemo_gym.recording.requests import sample_of
+from nemo_gym.recording.upkeep import calls_of_rollout, prune, take_inventory
 
 ABOUT = (
     b'{"dialect":"responses","model_ref":{"name":"policy"},"settings":{"model":"m"},"started_ns":0,'

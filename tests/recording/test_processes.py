@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from nemo_gym.cli.commands.recordings import take_inventory
 from nemo_gym.recording.files import call_files
+from nemo_gym.recording.upkeep import take_inventory
 from tests.ports import free_port
 from tests.programs import Program
 from tests.readmes import clean_environment

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.cli.commands.recordings import take_inventory
 from nemo_gym.errors import ConfigError
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.recording.files import call_files
+from nemo_gym.recording.upkeep import take_inventory
 from tests.recording.harness import GONE, Endpoint, noisy_endpoint, roll_out, rows_of_example
 
 MODELS = ["openai_model", "vllm_model", "azure_openai_model", "inference_provider"]

@@ -1,6 +1,7 @@
 """Making rollouts: `ng_collect_rollouts`, `ng_e2e_collect_rollouts`, `ng_slurm`; runs that nobody sits in front of.
 
-`ng_aggregate_rollouts` makes one run of shards, `ng_reverify` has the responses of a run scored again.
+`ng_aggregate_rollouts` makes one run of shards, `ng_reverify` has the responses of a run scored again; `gym eval
+submit` hands in a job of services and benchmarks.
 
 What leaves its terminal is a process of its own, in a session of its own, with the same arguments; the command that was
 typed waits until it has begun, or has said what is wrong, and then says where to find it.
@@ -47,6 +48,7 @@ from nemo_gym.runs.sockets import ask, run_id
 from nemo_gym.terminal import harmless, harmless_json, print_line
 
 if TYPE_CHECKING:
+    from nemo_gym.cli.workloads import SubmitConfig
     from nemo_gym.combine.shard_metrics import MetricsSource
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,19 @@ def slurm(config: SlurmConfig) -> None:
         print(f"# ==> {path}")
         print(text)
     print(f"Submit with: bash {list(written)[-1]}", file=sys.stderr)
+
+
+def submit(config: "SubmitConfig") -> None:
+    """`gym eval submit`."""
+    from nemo_gym.executors.submission import hand_in, read_submission, sbatch_script  # seldom wanted
+
+    path = Path(config.submission)
+    submission = read_submission(path, config.changes)
+    script = sbatch_script(submission, path.stem)
+    if config.dry_run:
+        print(script, end="")
+        return
+    print(f"Slurm job {hand_in(submission, script)}: {', '.join(submission.benchmarks)}")
 
 
 async def aggregate_rollouts(config: RolloutAggregationConfig) -> None:

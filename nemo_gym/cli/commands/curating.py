@@ -1,99 +1,51 @@
-"""Tasks and examples chosen from runs: `ng_reward_profile` (how hard tasks are), `ng_export` (data for training).
+"""What is made of runs: `ng_reward_profile` (how hard tasks are), `ng_export` (data for training), `ng_recordings`.
 
-A profile is the files of a finished run in, statistics per task, a page and a selection of tasks out. Of a result only
-its numbers are kept, of the rows of a task only one in full, so it needs far less memory than the files it reads.
+The last looks after recorded model calls: what is there, whether it is sound, and dropping what is of no use.
 """
 
 import json
 import logging
 import os
-import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nemo_gym.data.hub import Hub, push_file
-from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
-from nemo_gym.jsonl import to_line
-from nemo_gym.keys import AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
-from nemo_gym.metrics.profile import RewardProfiler
-from nemo_gym.metrics.report import Failures, TaskNumbers, numbers_of, render_page
-from nemo_gym.paths import make_folder, refuse_long_names, require_possible_folder, write_aside
-from nemo_gym.runs.export import export_rollouts
-from nemo_gym.runs.facts import RolloutFilter, select_tasks
-from nemo_gym.runs.files import MATERIALIZED_SUFFIX, RolloutPaths
-from nemo_gym.runs.index import RecordIndex, RecordReader, stripped
-from nemo_gym.runs.kinds import Kind, kind_of, refuse_to_replace, require_rollouts
-from nemo_gym.runs.manifest import asked_keys
-from nemo_gym.runs.read import records
-from nemo_gym.runs.record import NG_FAILURE_CLASS_KEY, KeySet, Result, RolloutKey, Row
-from nemo_gym.runs.run import refuse_files_of_others
+from nemo_gym.errors import ConfigError
+from nemo_gym.paths import require_possible_folder
+from nemo_gym.recording.files import call_files
+from nemo_gym.recording.upkeep import Inventory, calls_of_rollout, prune, take_inventory
+from nemo_gym.runs.kinds import Kind, refuse_to_replace
 from nemo_gym.runs.sockets import run_id
-from nemo_gym.schemas.cli_config import ExportConfig, RewardProfileConfig
-from nemo_gym.terminal import shown
+from nemo_gym.schemas.cli_config import ExportConfig, RecordingsConfig, RewardProfileConfig
+from nemo_gym.terminal import harmless_json, new_table, print_table, shown
+
+if TYPE_CHECKING:
+    from nemo_gym.runs.profile import ProfileSummary
 
 logger = logging.getLogger(__name__)
 
-_CLASS_LENGTH = 60
-_NO_CLASS = "(none)"
 _CHOOSING = ("where", "filter", "min_reward")
-_PAGE = "_reward_profile.html"
 _MOST = 1000
 """Rollouts on a page of rollouts; a few MB."""
 
 
-@dataclass
-class ProfileSummary:
-    """What a profile came to."""
-
-    completion: dict[str, Any]
-    """As `RewardProfiler.profile_completion_summary` has it."""
-    groups_path: Path
-    agents_path: Path
-    page_path: Path
-    agents: list[dict[str, Any]] = field(default_factory=list)
-    tasks: list[TaskNumbers] = field(default_factory=list)
-    """Those that the page lists."""
-    selected: int | None = None
-    """Tasks that were selected; None when nobody asked."""
-    selected_path: Path | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs: one object."""
-        return {
-            **self.completion,
-            "reward_profiling_jsonl_fpath": str(self.groups_path),
-            "agent_metrics_fpath": str(self.agents_path),
-            "reward_profile_html_fpath": str(self.page_path),
-            "selected_tasks": self.selected,
-            "selected_jsonl_fpath": None if self.selected_path is None else str(self.selected_path),
-            "agent_metrics": self.agents,
-        }
-
-
-@dataclass
-class _Results:
-    results: list[Result] = field(default_factory=list)
-    output_items: list[int] = field(default_factory=list)
-    first_of_task: dict[Any, int] = field(default_factory=dict)
-    """The lowest rollout index of each task."""
-    keys: KeySet = field(default_factory=KeySet)
-    """The rollouts there are, where only some of them are wanted."""
-    unwanted: KeySet = field(default_factory=KeySet)
-    """Those among them that are left out."""
-
-
 def reward_profile(config: RewardProfileConfig) -> None:
     """`ng_reward_profile`."""
-    page = config.rollouts_page
+    from nemo_gym.runs.profile import page_of, profile_run  # with numpy, which recordings do without
+
+    page, rollouts = config.rollouts_page, Path(config.rollouts_jsonl_fpath).expanduser()
     if page is None:
         summary = profile_run(config)
     elif is_address(page):
-        summary = profile_run(config, _links(config, page.partition("#")[0].partition("?")[0]))
+        summary = profile_run(config, _links(rollouts, page.partition("#")[0].partition("?")[0]))
     else:
-        summary = _profile_with_rollouts(config, Path(page).expanduser())
+        target = Path(page).expanduser()
+        _check_target(target, page_of(rollouts))
+        seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
+        summary = profile_run(config, _links(rollouts, quote(seen_from)))
+        _write_rollouts(rollouts, summary, target)
     if config.json_format:
         print(json.dumps(summary.as_json() | ({} if page is None else {"rollouts_page": page})))
     else:
@@ -105,29 +57,28 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
-def _links(config: RewardProfileConfig, page: str) -> Callable[[Any], str]:
+def _links(rollouts: Path, page: str) -> Callable[[Any], str]:
     """Where on a page of the viewer the rollouts of a task are. The token in its address is nobody else's business."""
-    run = run_id(Path(config.rollouts_jsonl_fpath).expanduser())
+    run = run_id(rollouts)
     return lambda task: f"{page}#/runs/{run}?where={quote(f'task == {json.dumps(task)}', safe='')}"
 
 
-def _profile_with_rollouts(config: RewardProfileConfig, target: Path) -> ProfileSummary:
-    """The profile, and a page with the rollouts of the tasks that it lists."""
-    from nemo_gym.view.export import export_run  # seldom wanted
-
+def _check_target(target: Path, page_of_profile: Path) -> None:
     refuse_to_replace(target, "rollouts_page", Kind.PAGE)
     require_possible_folder(target.parent)
-    rollouts = Path(config.rollouts_jsonl_fpath).expanduser()
-    if target.absolute() == page_of(rollouts).absolute():
+    if target.absolute() == page_of_profile.absolute():
         raise ConfigError(f"+rollouts_page={target} is where the profile itself goes; name another file")
-    seen_from = os.path.relpath(target.absolute(), rollouts.absolute().parent)
-    summary = profile_run(config, _links(config, quote(seen_from)))
+
+
+def _write_rollouts(rollouts: Path, summary: "ProfileSummary", target: Path) -> None:
+    """A page with the rollouts of the tasks that a profile lists."""
+    from nemo_gym.view.export import export_run  # seldom wanted
+
     listed = ", ".join(json.dumps(task.index) for task in summary.tasks)
     export_run(rollouts, f"task in [{listed}]" if listed else None, _MOST, target)
-    return summary
 
 
-def _print_summary(summary: ProfileSummary, rollouts_page: str | None) -> None:
+def _print_summary(summary: "ProfileSummary", rollouts_page: str | None) -> None:
     counts = summary.completion
     print(
         f"Rollouts: {counts['completed_rollout_rows']} of {counts['expected_rollout_rows']} "
@@ -146,179 +97,14 @@ def _print_summary(summary: ProfileSummary, rollouts_page: str | None) -> None:
         print(f"Selected: {summary.selected} tasks, in {summary.selected_path}")
 
 
-def profile_run(config: RewardProfileConfig, task_link: Callable[[Any], str] | None = None) -> ProfileSummary:
-    """Profile the files that `config` names and write the results beside the rollouts.
-
-    `task_link` says where a reader of the page finds the rollouts of a task, given its index.
-
-    Raises:
-        ConfigError: a file is missing or malformed, rows and results do not belong together, or the selection is
-            not an expression.
-    """
-    inputs = _existing(config.materialized_inputs_jsonl_fpath, "materialized_inputs_jsonl_fpath")
-    rollouts = _existing(config.rollouts_jsonl_fpath, "rollouts_jsonl_fpath")
-    _refuse_swapped(inputs, rollouts)
-    paths = RolloutPaths(rollouts)
-    refuse_files_of_others(paths, "rollouts_jsonl_fpath")
-    refuse_long_names("rollouts_jsonl_fpath", *paths.of_one_run)
-    _check_outputs(config, rollouts)
-    where = None if config.where is None else RolloutFilter(config.where)
-    read = _read_results(rollouts, inputs, where)
-    rows = _read_rows(inputs, read, where)
-    profiler = RewardProfiler()
-    try:
-        groups, agents = profiler.profile_from_data(rows, read.results, config.allow_partial_rollouts)
-        completion = profiler.profile_completion_summary(rows, read.results)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{rollouts} and {inputs}: {error.args[0]}") from error
-    selected = None if config.select is None else select_tasks(config.select, groups)
-    groups_path, agents_path = profiler.write_to_disk(groups, agents, rollouts)
-    page_path = page_of(rollouts)
-    failures = _failures(paths.failures)
-    subtitle = f"{completion['completed_rollout_rows']:,} of {completion['expected_rollout_rows']:,} rollouts"
-    numbers = numbers_of(groups, read.output_items, failures)
-    with write_aside(page_path) as file:
-        page = render_page(
-            rollouts.name,
-            f"Reward profile, {subtitle}",
-            numbers,
-            shlex.join(["ng_view", f"+path={rollouts}"]),
-            task_link,
-        )
-        file.write(page.encode(errors="replace"))
-    summary = ProfileSummary(completion, groups_path, agents_path, page_path, agents, numbers.tasks)
-    if selected is not None:
-        summary.selected, summary.selected_path = len(selected), _selection_path(config, rollouts)
-        _write_selection(summary.selected_path, [groups[position] for position in selected])
-    return summary
-
-
-def page_of(rollouts: Path) -> Path:
-    """Where the page about these rollouts goes."""
-    return rollouts.with_name(f"{rollouts.stem}{_PAGE}")
-
-
-def _existing(path: str, option: str) -> Path:
-    found = Path(path).expanduser()
-    if not found.is_file():
-        raise ConfigPathNotFoundError(f"+{option}={path} does not exist (looked in {Path.cwd()})")
-    return found
-
-
-def _refuse_swapped(inputs: Path, rollouts: Path) -> None:
-    """Tell the two files apart by content; a data set may bring results along, so there the name counts, too."""
-    kinds = kind_of(inputs), kind_of(rollouts)
-    if kinds == (Kind.ROLLOUTS, Kind.INPUTS):
-        raise ConfigError(
-            f"the two files are swapped: {rollouts} is {Kind.INPUTS.value}, {inputs} is {Kind.ROLLOUTS.value}; "
-            f"write +materialized_inputs_jsonl_fpath={rollouts} +rollouts_jsonl_fpath={inputs}"
-        )
-    require_rollouts(rollouts, "rollouts_jsonl_fpath")
-    is_named_so = inputs.name.endswith(MATERIALIZED_SUFFIX)
-    if kinds[0] not in (Kind.INPUTS, Kind.BARE, Kind.EMPTY) and not (kinds[0] is Kind.ROLLOUTS and is_named_so):
-        raise ConfigError(
-            f"+materialized_inputs_jsonl_fpath={inputs} is {kinds[0].value}, not {Kind.INPUTS.value}; that of these "
-            f"rollouts is {RolloutPaths(rollouts).materialized_inputs}"
-        )
-
-
-def _check_outputs(config: RewardProfileConfig, rollouts: Path) -> None:
-    """Refuse to write over what is no earlier profile, while nothing has been written yet."""
-    beside = {"_reward_profiling.jsonl": Kind.PROFILE, "_agent_metrics.json": Kind.METRICS, _PAGE: Kind.PAGE}
-    for ending, kind in beside.items():
-        refuse_to_replace(rollouts.with_name(f"{rollouts.stem}{ending}"), "rollouts_jsonl_fpath", kind)
-    if config.select is not None:
-        refuse_to_replace(_selection_path(config, rollouts), "select_output_jsonl_fpath", Kind.NUMBERED_ROWS)
-
-
-def _read_results(path: Path, inputs: Path, where: RolloutFilter | None) -> _Results:
-    read = _Results()
-    if where is not None:
-        _find_unwanted(read, path, inputs, where)
-    asked = asked_keys(RolloutPaths(path))
-    for key, _, record in records(path, "raise", may_lack_key=True):
-        if key is not None and (key in read.unwanted or (asked is not None and key not in asked)):
-            continue
-        response = record.get(RESPONSE_KEY_NAME)
-        output = response.get("output") if isinstance(response, dict) else None
-        if isinstance(output, list):
-            read.output_items.append(len(output))
-        read.results.append(stripped(record))
-        if key is not None and isinstance(key.rollout_index, int):
-            first = read.first_of_task.get(key.task_index, key.rollout_index)
-            read.first_of_task[key.task_index] = min(first, key.rollout_index)
-    return read
-
-
-def _find_unwanted(read: _Results, path: Path, inputs: Path, where: RolloutFilter) -> None:
-    """Note which rollouts there are, and for which of them, together with their rows, `where` does not hold."""
-    rows, number_of = RecordIndex([inputs]), dict[RolloutKey, int]()
-    for key, line, row in records(inputs, "raise", may_lack_key=True):
-        if key is not None:
-            number_of.setdefault(key, len(rows))
-            rows.add(key, line, row)
-    with RecordReader(rows) as reader:
-        for key, _, record in records(path, "raise", may_lack_key=True):
-            if key is not None and read.keys.add(key):
-                number = number_of.get(key)
-                if not where.holds(record, None if number is None else reader.record(number)):
-                    read.unwanted.add(key)
-
-
-def _read_rows(path: Path, read: _Results, where: RolloutFilter | None) -> list[Row]:
-    """The rows that are wanted; only those shown as a task's sample in full.
-
-    Of a rollout that is not there, its row decides whether it is wanted.
-    """
-    rows = []
-    for key, _, row in records(path, "raise", may_lack_key=True):
-        if where is not None and key is not None:
-            is_wanted = key not in read.unwanted if key in read.keys else where.holds(row)
-            if not is_wanted:
-                continue
-        task, rollout = row.get(TASK_INDEX_KEY_NAME), row.get(ROLLOUT_INDEX_KEY_NAME)
-        is_sample = isinstance(task, int) and read.first_of_task.get(task) == rollout
-        rows.append(row if is_sample else _slim(row))
-    if where is not None:
-        where.require_met()
-    return rows
-
-
-def _slim(row: Row) -> Row:
-    kept = (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, AGENT_REF_KEY_NAME)
-    return {key: row[key] for key in kept if key in row}
-
-
-def _failures(path: Path) -> list[Failures]:
-    """The failures in a sidecar, by class; none when there is no sidecar."""
-    attempts: dict[str, int] = {}
-    rollouts: dict[str, set[RolloutKey]] = {}
-    for key, _, record in records(path, "skip", may_lack_key=True):
-        name = shown(record.get(NG_FAILURE_CLASS_KEY) or _NO_CLASS, _CLASS_LENGTH)
-        attempts[name] = attempts.get(name, 0) + 1
-        if key is not None:
-            rollouts.setdefault(name, set()).add(key)
-    return [Failures(name, count, len(rollouts.get(name, ()))) for name, count in attempts.items()]
-
-
-def _selection_path(config: RewardProfileConfig, rollouts: Path) -> Path:
-    if config.select_output_jsonl_fpath is None:
-        return rollouts.with_name(f"{rollouts.stem}_selected.jsonl")
-    return Path(config.select_output_jsonl_fpath).expanduser()
-
-
-def _write_selection(path: Path, groups: list[dict[str, Any]]) -> None:
-    """One input row per task; its task index stays, so that a later run can be compared task by task."""
-    make_folder(path.parent)
-    with write_aside(path) as file:
-        for group in groups:
-            file.write(to_line({**group["sample"], TASK_INDEX_KEY_NAME: group[TASK_INDEX_KEY_NAME]}))
-
-
 def export(config: ExportConfig) -> None:
     """`ng_export`."""
+    from nemo_gym.runs.export import export_rollouts  # with numpy, too
+
     summary = export_rollouts(config)
     if config.push_to_hub is not None:
+        from nemo_gym.data.hub import Hub, push_file  # with OmegaConf
+
         summary.pushed_to = push_file(Hub(token=config.hf_token), config.push_to_hub, summary.path, config.hub_split)
     if not summary.examples:
         asked = {f"+{name}={getattr(config, name)}" for name in _CHOOSING if getattr(config, name) is not None}
@@ -337,3 +123,79 @@ def export(config: ExportConfig) -> None:
         print(f"Changed: {count} rollouts ({note})")
     if summary.pushed_to is not None:
         print(f"Uploaded: {summary.pushed_to}")
+
+
+def recordings(config: RecordingsConfig) -> int:
+    """`ng_recordings`."""
+    folder = Path(config.folder).expanduser()
+    _refuse_contradictions(config)
+    if config.rollout is not None:
+        return _show_rollout(folder, config)
+    pruned = _prune(folder, config) if config.prune else None
+    inventory = take_inventory(folder, config.server, verify=config.check) if _is_left(folder, config) else None
+    if config.json_format:
+        listed = {} if inventory is None else inventory.as_json()
+        print(json.dumps(listed if pruned is None else {**listed, "pruned": pruned}))
+    elif inventory is not None:
+        _print_inventory(inventory, is_checked=config.check)
+    return 1 if inventory is not None and inventory.damage else 0
+
+
+def _is_left(folder: Path, config: RecordingsConfig) -> bool:
+    return not config.prune or bool(call_files(folder, config.server))
+
+
+def _refuse_contradictions(config: RecordingsConfig) -> None:
+    only_with_prune = {"older_than_days": config.older_than_days, "max_bytes": config.max_bytes}
+    given = [f"+{name}" for name, value in only_with_prune.items() if value is not None]
+    if given and not config.prune:
+        raise ConfigError(f"{given[0]} says what to drop, which only +prune=true does: add it, or leave this out")
+    if config.rollout is not None and (config.prune or config.check):
+        raise ConfigError("+rollout lists calls; leave it out, or +check and +prune")
+
+
+def _prune(folder: Path, config: RecordingsConfig) -> dict[str, object]:
+    done = prune(folder, config.server, older_than_days=config.older_than_days, max_bytes=config.max_bytes)
+    if not config.json_format:
+        print(f"Dropped {done.dropped} calls ({done.freed_bytes:,} bytes), kept {done.kept}")
+        for path in done.in_use:
+            print(f"{path} is being written, so it was left as it is")
+    return {**done._asdict(), "in_use": [str(path) for path in done.in_use]}
+
+
+def _print_inventory(inventory: Inventory, *, is_checked: bool) -> None:
+    table = new_table("server", "model", "calls", "superseded", "rollouts", "files", "bytes", "last call")
+    for server in inventory.servers:
+        table.add_row(
+            server.server,
+            server.model or "-",
+            f"{server.calls:,}",
+            f"{server.superseded:,}",
+            f"{server.rollouts:,}",
+            str(server.files),
+            f"{server.bytes:,}",
+            datetime.fromtimestamp(server.last_ns / 1e9, UTC).isoformat(timespec="seconds"),
+        )
+    print_table(table)
+    if inventory.torn_bytes:
+        print(f"{inventory.torn_bytes:,} bytes are of calls that were in flight when servers were killed; harmless")
+    for place in inventory.damage:
+        print(f"DAMAGED {place}")
+    if is_checked and not inventory.damage:
+        print(f"All {sum(server.calls for server in inventory.servers):,} calls are as they were written")
+
+
+def _show_rollout(folder: Path, config: RecordingsConfig) -> int:
+    assert config.rollout is not None
+    for number, call in enumerate(calls_of_rollout(folder, config.rollout, config.server), 1):
+        about = call.about
+        if config.json_format:
+            answer = json.loads(call.response)
+            print(harmless_json(json.dumps({**about, "response": answer, "superseded": call.is_superseded})))
+            continue
+        again = ", recorded again later" if call.is_superseded else ""
+        name = (about.get("model_ref") or {}).get("name")
+        latency_ms = (about["ended_ns"] - about["started_ns"]) / 1e6
+        print(f"{number}. {name} {about['dialect']}, {latency_ms:.0f} ms{again}")
+        print(f"   {shown(call.response.decode(errors='replace'), 400)}")
+    return 0

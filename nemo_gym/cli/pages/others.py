@@ -28,7 +28,7 @@ STATUS = CommandInfo(
     SERVERS,
     "List the running servers and runs",
     "nemo_gym.schemas.cli_config:StatusConfig",
-    "nemo_gym.cli.commands.going_on",
+    "nemo_gym.cli.commands.looking",
     OFFLINE,
     """
     List the servers that `ng_run` has started and whether each of them answers, and the runs that go on here.

@@ -61,7 +61,7 @@ CONTROL = CommandInfo(
     ROLLOUTS,
     "Ask and steer a run while it is made",
     "nemo_gym.schemas.cli_config:ControlConfig",
-    "nemo_gym.cli.commands.going_on",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Ask a running collector how it is doing, or change what it does: pause, other caps, one rollout less, stop.
@@ -84,7 +84,7 @@ ATTACH = CommandInfo(
     ROLLOUTS,
     "Show how a run is doing that goes on elsewhere",
     "nemo_gym.schemas.cli_config:AttachConfig",
-    "nemo_gym.cli.commands.going_on",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Show how a run is doing that goes on in another terminal or in none, as its own terminal would.
@@ -188,7 +188,7 @@ CHECK_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Look for odd rollouts: empty, cut off, in loops, refused, wrongly rewarded; a gate for CI",
     "nemo_gym.schemas.cli_config:CheckRolloutsConfig",
-    "nemo_gym.cli.commands.looking",
+    "nemo_gym.cli.commands.judging",
     NO_CONFIG,
     """
     Look for rollouts that are not what they should be, whatever their reward says.
@@ -227,7 +227,7 @@ COMPARE = CommandInfo(
     ROLLOUTS,
     "Compare runs task by task: which is better, by how much, how surely; a gate for CI",
     "nemo_gym.compare:CompareConfig",
-    "nemo_gym.cli.commands.compare",
+    "nemo_gym.cli.commands.judging",
     NO_CONFIG,
     """
     Compare runs task by task: by how much a run is better than the first, and how sure that is.
@@ -267,7 +267,7 @@ RECORDINGS = CommandInfo(
     ROLLOUTS,
     "List, check and prune recorded model calls",
     "nemo_gym.schemas.cli_config:RecordingsConfig",
-    "nemo_gym.cli.commands.recordings",
+    "nemo_gym.cli.commands.curating",
     OFFLINE,
     """
     List the model calls in a recording; check them; list those of a rollout; drop what is of no use.

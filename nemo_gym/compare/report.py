@@ -1,4 +1,4 @@
-"""`ng_compare`: a comparison in words, tables, Markdown, JSON and CSV, and as a page; with a gate for CI.
+"""A comparison in words, tables, Markdown, JSON, CSV and JUnit's XML, and as a page.
 
 The page is one HTML file of the same parts and charts as the profile page.
 """
@@ -7,24 +7,20 @@ import csv
 import io
 import json
 import math
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
-from nemo_gym.compare import CompareConfig
-from nemo_gym.compare.comparison import HIGHER_IS_BETTER, Compared, Comparison, compare_runs
-from nemo_gym.compare.gate import Verdict, as_junit, exit_code, judge, parse_condition
+from nemo_gym.compare.comparison import HIGHER_IS_BETTER, Compared, Comparison
+from nemo_gym.compare.gate import Outcome, Verdict
 from nemo_gym.compare.pairing import task_values
 from nemo_gym.metrics.charts import Interval, histogram, interval_chart, share_chart
 from nemo_gym.metrics.paired import Difference, round_number_below
 from nemo_gym.metrics.report import card, markup_table, plain_table, tiles, whole_page
-from nemo_gym.paths import write_aside
-from nemo_gym.terminal import PlainTable, new_table, print_line, print_table
+from nemo_gym.terminal import PlainTable, new_table
 
 Section = tuple[str, PlainTable]
 _UNITS = {
@@ -45,56 +41,6 @@ _OWN_STYLE = """
 """ + "\n".join(
     f".h{step} {{ background: color-mix(in srgb, var(--high) {10 * step}%, var(--card)); }}" for step in range(11)
 )
-
-
-def compare(config: CompareConfig) -> None:
-    """`ng_compare`."""
-    conditions = [] if config.fail_if is None else [parse_condition(config.fail_if)]
-    comparison = compare_runs(config)
-    verdicts = judge(comparison, conditions)
-    _write_files(config, comparison, verdicts)
-    if config.json_format:
-        print(to_json_text(comparison, verdicts))
-    else:
-        _print_comparison(config, comparison, verdicts)
-    code = exit_code(verdicts, config.on_undecided)
-    if code:
-        sys.exit(code)
-
-
-def _write_files(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
-    texts = {
-        ".html": lambda: render_page(comparison, verdicts),
-        ".md": lambda: as_markdown(comparison, verdicts),
-        ".json": lambda: to_json_text(comparison, verdicts) + "\n",
-        ".csv": lambda: as_csv(comparison),
-    }
-    for given in config.output:
-        with write_aside(Path(given)) as file:
-            file.write(texts[Path(given).suffix.lower()]().encode("utf-8", "replace"))
-    if config.junit is not None:
-        with write_aside(Path(config.junit)) as file:
-            file.write(as_junit(verdicts, "\n".join(headlines(comparison))))
-
-
-def _print_comparison(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
-    for line in headlines(comparison):
-        print_line(line)
-    for title, table in sections(comparison):
-        print_line(f"\n{title}")
-        print_table(table)
-    if any(comparison.flips.values()):
-        paths = ",".join(str(path) for run in comparison.runs for path in run.paths)
-        print_line(f"Read them side by side: {shlex.join(['ng_view', f'+path=[{paths}]'])}")
-    listed = notes(comparison)
-    if listed:
-        print_line("")
-    for note in listed:
-        print_line(f"Note: {note}")
-    for verdict in verdicts:
-        print_line(f"Gate: {verdict.line}")
-    for path in [*config.output, *([config.junit] if config.junit else [])]:
-        print_line(f"Written: {path}")
 
 
 def sentence(compared: Compared) -> str:
@@ -359,10 +305,26 @@ def _plain(compared: Compared) -> dict[str, Any]:
         "metric": compared.metric,
         "base": compared.base,
         "new": compared.new,
-        "found": compared.found and compared.found.as_json(),
-        "failures_as_zero": compared.with_failures and compared.with_failures.as_json(),
+        "found": _numbers(compared.found),
+        "failures_as_zero": _numbers(compared.with_failures),
         "mcnemar_p": compared.mcnemar_p,
         "adjusted_p": compared.adjusted_p,
+    }
+
+
+def _numbers(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "base": found.base,
+        "new": found.new,
+        "delta": found.delta,
+        "ci95": [found.ci_low, found.ci_high],
+        "p": found.p,
+        "relative": found.relative,
+        "relative_ci95": found.relative_ci,
+        "tasks": found.tasks,
+        "detectable": found.detectable,
     }
 
 
@@ -393,6 +355,30 @@ def as_csv(comparison: Comparison) -> str:
             numbers = (found.tasks, found.base, found.new, found.delta, found.ci_low, found.ci_high, found.p)
             writer.writerow((kind, each.metric, each.base, each.new, group, *numbers, each.adjusted_p, found.relative))
     return written.getvalue()
+
+
+def as_junit(comparison: Comparison, verdicts: Sequence[Verdict]) -> bytes:
+    """One test case for each condition on each run."""
+    failed = sum(verdict.outcome is Outcome.APPLIES for verdict in verdicts)
+    undecided = sum(verdict.outcome is Outcome.UNDECIDED for verdict in verdicts)
+    counts = {"tests": str(len(verdicts)), "failures": str(failed), "skipped": str(undecided), "errors": "0"}
+    suite = ElementTree.Element("testsuite", {"name": "ng_compare", **counts})
+    for verdict in verdicts:
+        case = ElementTree.SubElement(
+            suite, "testcase", {"classname": _xml_text(verdict.run), "name": verdict.condition}
+        )
+        message = _xml_text(verdict.line)
+        if verdict.outcome is Outcome.APPLIES:
+            ElementTree.SubElement(case, "failure", {"message": message}).text = _xml_text(
+                "\n".join(headlines(comparison))
+            )
+        elif verdict.outcome is Outcome.UNDECIDED:
+            ElementTree.SubElement(case, "skipped", {"message": message})
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def _xml_text(text: str) -> str:
+    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
 def finite(value: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from nemo_gym.cli.commands.submission import SubmissionError, hand_in, read_submission, sbatch_script
 from nemo_gym.errors import ConfigError
+from nemo_gym.executors.submission import SubmissionError, hand_in, read_submission, sbatch_script
 
 JOBS: dict[str, Any] = {
     "compute": {

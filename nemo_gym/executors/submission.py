@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from nemo_gym.cli.workloads import SubmitConfig
 from nemo_gym.config.files import load_yaml
 from nemo_gym.config.secrets import is_secret_key
 from nemo_gym.errors import ConfigError, GymError, did_you_mean
@@ -293,14 +292,3 @@ def hand_in(submission: Submission, script: str) -> str:
         words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise SubmissionError(f"{asked[0]} did not take the job: {words}")
     return done.stdout.strip().partition(";")[0]
-
-
-def submit(config: SubmitConfig) -> None:
-    """`gym eval submit`."""
-    path = Path(config.submission)
-    submission = read_submission(path, config.changes)
-    script = sbatch_script(submission, path.stem)
-    if config.dry_run:
-        print(script, end="")
-        return
-    print(f"Slurm job {hand_in(submission, script)}: {', '.join(submission.benchmarks)}")
