@@ -116,7 +116,7 @@ list_components = Command(
     """,
 )
 prefetch = Command(
-    "nemo_gym.launch.run_helper:prefetch",
+    "nemo_gym.launch.plan:prefetch",
     RunConfig,
     "gym env prefetch",
     OFFLINE,
