@@ -27,6 +27,7 @@ from nemo_gym import runtime
 from nemo_gym.cli.config import whole_config
 from nemo_gym.cli.shortcuts import expand
 from nemo_gym.cli.show import print_aggregation, print_resume_hint, print_summary, run_and_show, show_plan
+from nemo_gym.cli.workloads import SubmitConfig
 from nemo_gym.collect.summary import RunSummary
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.executors.base import Job, executor_named, job_writer_named
@@ -48,7 +49,6 @@ from nemo_gym.runs.sockets import ask, run_id
 from nemo_gym.terminal import harmless, harmless_json, print_line
 
 if TYPE_CHECKING:
-    from nemo_gym.cli.workloads import SubmitConfig
     from nemo_gym.combine.shard_metrics import MetricsSource
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def slurm(config: SlurmConfig) -> None:
     print(f"Submit with: bash {list(written)[-1]}", file=sys.stderr)
 
 
-def submit(config: "SubmitConfig") -> None:
+def submit(config: SubmitConfig) -> None:
     """`gym eval submit`."""
     from nemo_gym.executors.submission import hand_in, read_submission, sbatch_script  # seldom wanted
 
