@@ -325,7 +325,7 @@ def prepare_benchmarks(global_config: Any, config: PrepareBenchmarkConfig) -> di
 
 def prepare_benchmark() -> None:
     """What `ng_prepare_benchmark` does."""
-    import_module("nemo_gym.cli.functions").run_command("prepare_benchmark")
+    import_module("nemo_gym.cli").run_command("prepare_benchmark")
 
 
 def discover_benchmarks() -> dict[str, BenchmarkConfig]:

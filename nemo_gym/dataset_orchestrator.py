@@ -107,7 +107,7 @@ def _move(config: UploadJsonlDatasetHuggingFaceMaybeDeleteConfig) -> None:
 
 
 def _run_script(name: str) -> None:
-    import_module("nemo_gym.cli.functions").run_command(name)
+    import_module("nemo_gym.cli").run_command(name)
 
 
 def _run(config_class: type[ConfigT], main: Callable[[ConfigT], None], name: str) -> None:

@@ -24,7 +24,6 @@ from nemo_gym.config.checks import (
     unknown_options,
     warn_of_differing_definitions,
 )
-from nemo_gym.config.directives import apply_directives
 from nemo_gym.config.files import ConfigFile, ConfigFiles, config_paths_in, load_config_files, load_env_file
 from nemo_gym.config.handover import config_from_environment
 from nemo_gym.config.hosts import address_problems, allowed_hosts_problems, assign_addresses
@@ -43,8 +42,8 @@ from nemo_gym.config.instances import (
     misnamed_types,
     truth_value,
 )
-from nemo_gym.config.interpolations import Resolved, plain_tree, resolve, to_config
 from nemo_gym.config.overrides import CommandLine, apply_changes, change_tree, parse_overrides
+from nemo_gym.config.references import Resolved, apply_directives, plain_tree, resolve, to_config
 from nemo_gym.config.secrets import auth_token_problems, mask_message, mask_secrets
 from nemo_gym.config.trees import Tree, merge_trees
 from nemo_gym.errors import ConfigError

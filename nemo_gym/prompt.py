@@ -242,4 +242,4 @@ def _check_rows(source: Path, prompt: PromptConfig) -> None:
 
 def materialize_prompts_cli() -> None:
     """What `ng_materialize_prompts` does."""
-    import_module("nemo_gym.cli.functions").run_command("materialize_prompts")
+    import_module("nemo_gym.cli").run_command("materialize_prompts")

@@ -135,4 +135,4 @@ class RewardProfiler(_RewardProfiler):
 
 def reward_profile() -> None:
     """What `ng_reward_profile` does."""
-    import_module("nemo_gym.cli.functions").run_command("reward_profile")
+    import_module("nemo_gym.cli").run_command("reward_profile")

@@ -117,8 +117,8 @@ _rollout_request_debug_summary = request_debug_summary
 _LATER = {
     "RolloutAggregationHelper": "nemo_gym.combine.aggregation:RolloutAggregationHelper",
     "_expand_input_glob": "nemo_gym.combine.shards:_expand_input_glob",
-    "aggregate_rollouts": "nemo_gym.cli.functions:aggregate_rollouts",
-    "collect_rollouts": "nemo_gym.cli.functions:collect_rollouts",
+    "aggregate_rollouts": "nemo_gym.cli:aggregate_rollouts",
+    "collect_rollouts": "nemo_gym.cli:collect_rollouts",
     "loads_jsonl_line": "nemo_gym.jsonl:loads_jsonl_line",
 }
 """Names of this module that live above it, or need more than a trainer does: imported when they are asked for."""

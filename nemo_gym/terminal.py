@@ -139,24 +139,26 @@ def print_table(table: PlainTable, described_by: str | None = None) -> None:
     columns = shutil.get_terminal_size().columns
     if described_by is not None and sys.stdout.isatty() and _width(table) > columns:
         _print_entries(table, described_by, columns)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    else:
+        _print_columns(table.columns, table.rows)
+
+
+def _print_columns(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich import console, table, text
 
     on_terminal = sys.stdout.isatty()
-    laid_out = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column in table.columns:
+    laid_out = table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in columns:
         laid_out.add_column(column, no_wrap=not on_terminal, overflow="fold")
-    for row in table.rows:
-        laid_out.add_row(*map(Text, row))
+    for row in rows:
+        laid_out.add_row(*map(text.Text, row))
     width = None if on_terminal else _WIDTH_WITHOUT_TERMINAL
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+    output = console.Console(file=sys.stdout, width=width, highlight=False, markup=False)
     if on_terminal:
-        console.print(laid_out)
+        output.print(laid_out)
         return
-    with console.capture() as printed:
-        console.print(laid_out)
+    with output.capture() as printed:
+        output.print(laid_out)
     for line in printed.get().splitlines():
         print_line(line.rstrip())
 

@@ -490,4 +490,4 @@ def _options(global_config: Any) -> dict[str, Any]:
 
 def prepare_data() -> None:
     """What `ng_prepare_data` does."""
-    import_module("nemo_gym.cli.functions").run_command("prepare_data")
+    import_module("nemo_gym.cli").run_command("prepare_data")

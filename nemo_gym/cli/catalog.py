@@ -10,7 +10,7 @@ for a fact that is missing.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from difflib import get_close_matches
@@ -22,15 +22,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nemo_gym.benchmarks import matches
 from nemo_gym.cli.gallery import components_in, read_tree
 from nemo_gym.cli.workloads import CatalogConfig, Kind
-from nemo_gym.config.components import MANIFEST_NAME, benchmark_configs, environment_configs, server_configs
+from nemo_gym.config.components import (
+    BENCHMARKS_FOLDER,
+    ENVIRONMENTS_FOLDER,
+    MANIFEST_NAME,
+    benchmark_configs,
+    environment_configs,
+    server_configs,
+)
 from nemo_gym.config.files import load_yaml
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ConfigError, similar_names
 from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
-from nemo_gym.paths import resolve_for_reading
+from nemo_gym.paths import component_search_roots, resolve_for_reading
 from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
 logger = logging.getLogger(__name__)
 
+FOLDERS = {"environment": ENVIRONMENTS_FOLDER, "benchmark": BENCHMARKS_FOLDER}
 _NO_MANIFEST = "no-manifest"
 _FILTERS = ("domain", "modality", "licensing", "status", "lifecycle")
 Text = Annotated[str, Field(min_length=1)]
@@ -246,6 +254,74 @@ def described(config_path: str, kind: Kind) -> Entry | None:
         return None
     fields = manifest.model_dump(include={each.name for each in fields_of(Entry)})
     return Entry(status="experimental", **fields)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An environment or benchmark with a manifest."""
+
+    kind: str
+    name: str
+    manifest_path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The config beside the manifest."""
+        return self.manifest_path.with_name("config.yaml")
+
+
+def find_workload(name: str | None, kind: str | None, manifest_path: str | None) -> Workload:
+    """The workload that was named, by its name or by the path of its manifest.
+
+    Raises:
+        ConfigError: there is none, or there are two and no kind was said.
+    """
+    if manifest_path is not None:
+        return _at(Path(manifest_path).expanduser().absolute(), name, kind)
+    every = list(_workloads())
+    found = {each.kind: each for each in reversed(every) if each.name == name and kind in (None, each.kind)}
+    if len(found) > 1:
+        raise ConfigError(f"{name} is both an environment and a benchmark: add --kind environment or --kind benchmark")
+    if found:
+        return next(iter(found.values()))
+    if name in environment_configs() or name in benchmark_configs():
+        flag = "--environment" if name in environment_configs() else "--benchmark"
+        raise ConfigError(
+            f"{name} has no {MANIFEST_NAME}: gym env validate {flag} {name} checks its config, and gym env test "
+            "--resources-server NAME runs the tests of its server"
+        )
+    close = similar_names(str(name), [each.name for each in every])
+    meant = f" Did you mean `{close[0]}`?" if close else ""
+    what = kind or "environment or benchmark"
+    raise ConfigError(
+        f"there is no {what} {name!r} with a {MANIFEST_NAME}.{meant} gym list environments --status experimental lists "
+        "those that have one, and gym env init --environment NAME begins one"
+    )
+
+
+def _workloads() -> Iterator[Workload]:
+    for root in component_search_roots():
+        for kind, folder in FOLDERS.items():
+            for path in sorted((root / folder).rglob(MANIFEST_NAME)):
+                yield Workload(kind, path.parent.relative_to(root / folder).as_posix(), path)
+
+
+def _at(path: Path, name: str | None, kind: str | None) -> Workload:
+    if not path.is_file():
+        raise ConfigError(f"--manifest {path}: there is no such file")
+    for root in component_search_roots():
+        for own, folder in FOLDERS.items():
+            if path.name == MANIFEST_NAME and path.is_relative_to(root / folder):
+                found = Workload(own, path.parent.relative_to(root / folder).as_posix(), path)
+                if name not in (None, found.name) or kind not in (None, own):
+                    raise ConfigError(
+                        f"--manifest {path} is that of the {own} {found.name}, not of {kind or ''} {name}"
+                    )
+                return found
+    raise ConfigError(
+        f"--manifest {path}: a manifest is environments/<name>/{MANIFEST_NAME} or benchmarks/<name>/{MANIFEST_NAME} in "
+        "the current folder or another search root (--search-dir)"
+    )
 
 
 def load_manifest(path: Path, kind: str, name: str) -> "WorkloadManifest":

@@ -49,7 +49,7 @@ from nemo_gym.schemas.cli_config import Shortcuts
 from nemo_gym.terminal import exit_code_of_lost_output, harmless, print_traceback
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,6 @@ _MIN_WIDTH, _MAX_WIDTH = 40, 120
 def wants_help(arguments: Sequence[str]) -> bool:
     """Whether the help page is asked for, in any of its spellings."""
     return any(argument in ("-h", "--help") or _HELP_OPTION.fullmatch(argument) for argument in arguments)
-
-
-def whole_config() -> "DictConfig":
-    """The configuration of this process, all of it: what a command needs to know beside its own options."""
-    from nemo_gym.global_config import get_global_config_dict
-
-    return get_global_config_dict()
 
 
 def config_of_this_process() -> Mapping[str, Any] | None:

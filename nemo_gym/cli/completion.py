@@ -11,11 +11,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nemo_gym.cli.assets import names_of
 from nemo_gym.cli.pages import HELP
 from nemo_gym.cli.registry import config_class_of, find_command, installed_scripts, shortcuts_of
 from nemo_gym.cli.tree import LIST_TYPES, TREE, Flag, Leaf, leaves_below
-from nemo_gym.config.components import KINDS, agent_names, benchmark_configs, environment_configs, server_configs
+from nemo_gym.config.components import (
+    CONFIGS_OF,
+    KINDS,
+    agent_names,
+    benchmark_configs,
+    environment_configs,
+    server_configs,
+)
 from nemo_gym.config.options import Option, options_of
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MODELS_TYPE, SERVER_TYPES
 from nemo_gym.paths import component_search_roots
@@ -225,9 +231,9 @@ def _flag_values(flag: Flag, typed: str) -> Iterable[str]:
     if flag.choices:
         found: Iterable[str] = flag.choices
     elif flag.role == "asset":
-        found = names_of(flag.sets[0])
+        found = list(CONFIGS_OF[flag.sets[0]]())
     elif flag.role == "entrypoint":
-        found = [name for name in names_of("resources_server") if "/" not in name]
+        found = [name for name in CONFIGS_OF["resources_server"]() if "/" not in name]
     elif flag.role == "config":
         found = config_files(typed)
     else:

@@ -22,9 +22,9 @@ from nemo_gym.cli.shortcuts import MODEL, expand, option_for, shown_expansion, w
 from nemo_gym.config.checks import unknown_options
 from nemo_gym.config.handover import config_from_environment
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config.interpolations import plain_tree, resolve
 from nemo_gym.config.options import options_of
 from nemo_gym.config.overrides import CommandLine, apply_changes, parse_overrides
+from nemo_gym.config.references import plain_tree, resolve
 from nemo_gym.config.secrets import is_secret_key, mask_tree, mask_url_passwords
 from nemo_gym.errors import ConfigError, OverrideSyntaxError
 from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict
@@ -209,6 +209,11 @@ def _spelled(option: str, value: str | None) -> str:
     return f'"+{option}=[{value}]"' if option == "config_paths" else shlex.quote(f"+{option}={value}")
 
 
+def whole_config() -> DictConfig:
+    """The configuration of this process, all of it: what a command needs to know beside its own options."""
+    return get_global_config_dict()
+
+
 def load_config(arguments: Sequence[str], config_class: type[BaseModel], loading: "Loading") -> Mapping[str, Any]:
     """The configuration for these arguments."""
     command_line = read_command_line(arguments, config_class, needs_key=loading.starts_servers)
@@ -264,7 +269,7 @@ def _config_from_launcher(command_line: CommandLine) -> DictConfig | None:
     if any(change.top_level_key == CONFIG_PATHS_KEY_NAME for change in command_line.changes):
         logger.warning("config_paths is given, so the configuration in this process's environment is not used")
         return None
-    config = get_global_config_dict()
+    config = whole_config()
     _apply(command_line, config)
     return config
 
@@ -295,12 +300,12 @@ def dump_config(config: DumpConfigConfig) -> None:
     expansion = shown_expansion(sys.argv[1:], DumpConfigConfig)
     if expansion is not None:
         print_line(f"# {expansion}")
-    print(safe_yaml(get_global_config_dict()), end="")
+    print(safe_yaml(whole_config()), end="")
 
 
 def validate(config: ValidateConfig) -> None:
     """`ng_validate`."""
-    instances = find_instances(get_global_config_dict())[0]
+    instances = find_instances(whole_config())[0]
     print("Config is valid.")
     if all(instance.implementation == STAND_IN for instance in instances):
         print("It configures no server, so there is nothing to start.")

@@ -17,9 +17,8 @@ from nemo_gym import benchmarks
 from nemo_gym.benchmarks import BenchmarkConfig, matches, search_benchmarks
 from nemo_gym.cli.shortcuts import shape_of
 from nemo_gym.config.components import environment_configs, server_configs
-from nemo_gym.config.directives import apply_directives
 from nemo_gym.config.files import load_config_files
-from nemo_gym.config.interpolations import names_used_by_interpolations
+from nemo_gym.config.references import apply_directives, names_used_by_interpolations
 from nemo_gym.config.trees import Tree, leaves, merge_trees, walk
 from nemo_gym.errors import ConfigError, ServerFolderError, listed
 from nemo_gym.keys import (

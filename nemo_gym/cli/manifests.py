@@ -17,29 +17,32 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
-from nemo_gym.cli.catalog import ManifestDataset, ManifestError, Profile, WorkloadManifest, catalog, load_manifest
-from nemo_gym.config.components import (
-    BENCHMARKS_FOLDER,
-    ENVIRONMENTS_FOLDER,
-    MANIFEST_NAME,
-    benchmark_configs,
-    environment_configs,
+from nemo_gym.cli.catalog import (
+    ManifestDataset,
+    ManifestError,
+    Profile,
+    Workload,
+    WorkloadManifest,
+    catalog,
+    find_workload,
+    load_manifest,
 )
+from nemo_gym.cli.config import whole_config
+from nemo_gym.cli.workloads import TestWorkloadConfig, ValidateWorkloadConfig, WorkloadConfig
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config.interpolations import plain_tree
-from nemo_gym.errors import ConfigError, listed, similar_names
+from nemo_gym.config.references import plain_tree
+from nemo_gym.errors import ConfigError, listed
 from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.keys import AGENTS_TYPE, RESOURCES_TYPE, STAND_IN
 from nemo_gym.launch.plan import find_server_folder, is_bundled
 from nemo_gym.launch.server_checks import server_problems
 from nemo_gym.launch.server_tests import ModulePythons, ServerModule
-from nemo_gym.paths import component_search_roots, resolve_for_reading, write_aside
+from nemo_gym.paths import resolve_for_reading, write_aside
 from nemo_gym.prompt import apply_prompt_to_row, load_prompt_or_explain
 from nemo_gym.row_files import read_rows
 from nemo_gym.schemas.run_requests import BaseRunRequest
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 
-FOLDERS = {"environment": ENVIRONMENTS_FOLDER, "benchmark": BENCHMARKS_FOLDER}
 PLACEHOLDER = "TODO"
 """What a new workload has where its author has something to say."""
 _SYNCHRONIZED = ("resources_server", "agent_server", "model_server", "datasets", "rollout_driver", "grading_mode")
@@ -47,74 +50,6 @@ _ROUTES = {"resources_server": "/verify", "agent_server": "/run", "model_server"
 _EXTERNAL = ("resolve_model_base_url", "base_url_for_run", "create_subprocess_exec", "AsyncSandbox", "Sandbox")
 _DECIDING = ("full_reward", "zero_reward", "malformed")
 _CASES_WITHIN_S = 600.0
-
-
-@dataclass(frozen=True)
-class Workload:
-    """An environment or benchmark with a manifest."""
-
-    kind: str
-    name: str
-    manifest_path: Path
-
-    @property
-    def config_path(self) -> Path:
-        """The config beside the manifest."""
-        return self.manifest_path.with_name("config.yaml")
-
-
-def find_workload(name: str | None, kind: str | None, manifest_path: str | None) -> Workload:
-    """The workload that was named, by its name or by the path of its manifest.
-
-    Raises:
-        ConfigError: there is none, or there are two and no kind was said.
-    """
-    if manifest_path is not None:
-        return _at(Path(manifest_path).expanduser().absolute(), name, kind)
-    every = list(_workloads())
-    found = {each.kind: each for each in reversed(every) if each.name == name and kind in (None, each.kind)}
-    if len(found) > 1:
-        raise ConfigError(f"{name} is both an environment and a benchmark: add --kind environment or --kind benchmark")
-    if found:
-        return next(iter(found.values()))
-    if name in environment_configs() or name in benchmark_configs():
-        flag = "--environment" if name in environment_configs() else "--benchmark"
-        raise ConfigError(
-            f"{name} has no {MANIFEST_NAME}: gym env validate {flag} {name} checks its config, and gym env test "
-            "--resources-server NAME runs the tests of its server"
-        )
-    close = similar_names(str(name), [each.name for each in every])
-    meant = f" Did you mean `{close[0]}`?" if close else ""
-    what = kind or "environment or benchmark"
-    raise ConfigError(
-        f"there is no {what} {name!r} with a {MANIFEST_NAME}.{meant} gym list environments --status experimental lists "
-        "those that have one, and gym env init --environment NAME begins one"
-    )
-
-
-def _workloads() -> Iterator[Workload]:
-    for root in component_search_roots():
-        for kind, folder in FOLDERS.items():
-            for path in sorted((root / folder).rglob(MANIFEST_NAME)):
-                yield Workload(kind, path.parent.relative_to(root / folder).as_posix(), path)
-
-
-def _at(path: Path, name: str | None, kind: str | None) -> Workload:
-    if not path.is_file():
-        raise ConfigError(f"--manifest {path}: there is no such file")
-    for root in component_search_roots():
-        for own, folder in FOLDERS.items():
-            if path.name == MANIFEST_NAME and path.is_relative_to(root / folder):
-                found = Workload(own, path.parent.relative_to(root / folder).as_posix(), path)
-                if name not in (None, found.name) or kind not in (None, own):
-                    raise ConfigError(
-                        f"--manifest {path} is that of the {own} {found.name}, not of {kind or ''} {name}"
-                    )
-                return found
-    raise ConfigError(
-        f"--manifest {path}: a manifest is environments/<name>/{MANIFEST_NAME} or benchmarks/<name>/{MANIFEST_NAME} in "
-        "the current folder or another search root (--search-dir)"
-    )
 
 
 @dataclass(frozen=True)
@@ -380,7 +315,7 @@ def _observations(module: ServerModule, python: Path, module_name: str) -> dict[
     asked = json.dumps({"module": module_name}).encode()
     try:
         done = subprocess.run(
-            [python, "-P", "-m", "nemo_gym.launch.verifier_process"],
+            [python, "-P", "-m", "nemo_gym.launch.inspection_process", "cases"],
             cwd=module.folder,
             env=module.environment(),
             input=asked,
@@ -476,3 +411,46 @@ def publish(workload: Workload, global_config: Any) -> dict[str, Any]:
         "manifest_path": validated["manifest_path"],
         "verifier_cases": len(tested["cases"]),
     }
+
+
+def validate_workload(config: ValidateWorkloadConfig) -> None:
+    """`gym env validate`."""
+    workload = find_workload(config.component_name, config.kind, config.manifest_path)
+    report = validate(workload, sync=config.sync)
+    if config.json_format:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['name']} {report['version']} ({report['kind']}): the manifest is valid.")
+    if report["synchronized_fields"]:
+        print(f"  written from the config: {', '.join(report['synchronized_fields'])}")
+    for part in report["components"]:
+        print(f"  {part['role']}: {part['name']} ({part['implementation'] or 'chosen by whoever runs it'})")
+    for data in report["datasets"]:
+        rows = "not there yet" if data["rows"] is None else f"{data['rows']} rows"
+        print(f"  data set {data['name']} ({data['type']}): {rows}")
+    for warning in report["warnings"]:
+        print(f"  warning: {warning}")
+
+
+def check_verifier(config: TestWorkloadConfig) -> None:
+    """`gym env test`."""
+    workload = find_workload(config.component_name, config.kind, None)
+    report = run_cases(workload, whole_config(), update=config.update_expected)
+    if config.json_format:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['name']} ({report['kind']}): the verifier keeps its word in {len(report['cases'])} cases.")
+    for case in report["cases"]:
+        rewards = ", ".join(map(str, case["observed_rewards"])) or "an error, as expected"
+        print(f"  {case['name']} ({case['kind']}): {rewards}")
+
+
+def publish_workload(config: WorkloadConfig) -> None:
+    """`gym env publish`."""
+    if config.component_name is None:
+        raise ConfigError("gym env publish wants the NAME of a workload; gym list environments shows them")
+    report = publish(find_workload(config.component_name, config.kind, None), whole_config())
+    if config.json_format:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{report['name']} {report['version']} ({report['kind']}) is ready; {report['verifier_cases']} cases hold.")

@@ -19,6 +19,7 @@ import yaml
 
 from nemo_gym.cli.catalog import Profile
 from nemo_gym.cli.gallery import read_tree
+from nemo_gym.cli.workloads import InitWorkloadConfig
 from nemo_gym.config.components import MANIFEST_NAME, server_configs
 from nemo_gym.errors import ConfigError, did_you_mean
 from nemo_gym.jsonl import iter_lines
@@ -374,3 +375,20 @@ def init_resources_server(config: InitResourcesServerConfig) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         print(f"  {path.relative_to(folder)}")
     print(f"Its tests: ng_test +entrypoint={config.entrypoint}")
+
+
+def init_workload(config: InitWorkloadConfig) -> None:
+    """`gym env init`."""
+    scaffold = Scaffold(
+        config.scaffold_kind,
+        config.scaffold_name.strip("/"),
+        config.profile,
+        config.reuse_verifier,
+        config.reward_range,
+        config.higher_is_better,
+    )
+    written = create_workload(scaffold)
+    print(f"Wrote {scaffold.folder}:")
+    for path in written:
+        print(f"  {path}")
+    print(f"Next: gym env validate {scaffold.name}, gym env test {scaffold.name}; `TODO` marks what you have to say.")

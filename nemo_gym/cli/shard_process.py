@@ -9,9 +9,9 @@ import os
 import sys
 
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.config import whole_config
 from nemo_gym.cli.pages import Loading
 from nemo_gym.executors.shard import Channel, SteeredCollector
-from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.keys import NEMO_GYM_SECRET_OPTIONS_ENV_VAR_NAME
 from nemo_gym.launch.end_to_end import collect_with_servers
 from nemo_gym.launch.run_helper import RunHelper
@@ -29,7 +29,7 @@ def main() -> None:
     def collect(config: RolloutCollectionConfig) -> int:
         raise_open_file_limit()
         collector = SteeredCollector(channel=channel, concurrency=config.concurrency)
-        summary = collect_with_servers(config, get_global_config_dict(), sys.argv, collector, started)
+        summary = collect_with_servers(config, whole_config(), sys.argv, collector, started)
         if summary is None:
             return 0
         channel.send({"summary": summary.as_json()})

@@ -20,10 +20,9 @@ from pydantic import BaseModel
 
 from nemo_gym.cli.registry import shortcuts_of
 from nemo_gym.config.components import KINDS, Kind, benchmark_configs, environment_configs, server_configs
-from nemo_gym.config.directives import apply_directives
 from nemo_gym.config.files import config_paths_in, load_config_files, load_env_file
-from nemo_gym.config.interpolations import names_used_by_interpolations
 from nemo_gym.config.overrides import Change, parse_overrides
+from nemo_gym.config.references import apply_directives, names_used_by_interpolations
 from nemo_gym.config.secrets import mask_url_passwords
 from nemo_gym.config.trees import Tree, merge_trees
 from nemo_gym.errors import ConfigError, did_you_mean, listed, similar_names

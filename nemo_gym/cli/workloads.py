@@ -13,7 +13,7 @@ from nemo_gym.cli.command import Command
 from nemo_gym.cli.pages import NO_CONFIG, OFFLINE
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, RunConfig
 
-_WORK = "nemo_gym.cli.commands.workloads"
+_MANIFESTS = "nemo_gym.cli.manifests"
 Kind = Literal["environment", "benchmark"]
 
 
@@ -116,7 +116,7 @@ list_components = Command(
     """,
 )
 prefetch = Command(
-    "nemo_gym.cli.commands.servers:prefetch",
+    "nemo_gym.launch.plan:prefetch",
     RunConfig,
     "gym env prefetch",
     OFFLINE,
@@ -127,7 +127,7 @@ prefetch = Command(
     """,
 )
 no_gitlab = Command(
-    f"{_WORK}:no_gitlab",
+    "nemo_gym.cli.commands.data:no_gitlab",
     NotOfferedConfig,
     "gym dataset",
     NO_CONFIG,
@@ -136,7 +136,7 @@ no_gitlab = Command(
     """,
 )
 init_workload = Command(
-    f"{_WORK}:init_workload",
+    "nemo_gym.cli.scaffolds:init_workload",
     InitWorkloadConfig,
     "gym env init",
     NO_CONFIG,
@@ -145,7 +145,7 @@ init_workload = Command(
     """,
 )
 validate_workload = Command(
-    f"{_WORK}:validate_workload",
+    f"{_MANIFESTS}:validate_workload",
     ValidateWorkloadConfig,
     "gym env validate",
     OFFLINE,
@@ -154,7 +154,7 @@ validate_workload = Command(
     """,
 )
 check_verifier = Command(
-    f"{_WORK}:check_verifier",
+    f"{_MANIFESTS}:check_verifier",
     TestWorkloadConfig,
     "gym env test",
     OFFLINE,
@@ -163,7 +163,7 @@ check_verifier = Command(
     """,
 )
 publish_workload = Command(
-    f"{_WORK}:publish_workload",
+    f"{_MANIFESTS}:publish_workload",
     WorkloadConfig,
     "gym env publish",
     OFFLINE,
@@ -186,7 +186,7 @@ class _Submit(Command[SubmitConfig]):
 
 
 submit = _Submit(
-    f"{_WORK}:submit",
+    "nemo_gym.cli.commands.collecting:submit",
     SubmitConfig,
     "gym eval submit",
     NO_CONFIG,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from nemo_gym.compare import CompareConfig
 from nemo_gym.compare.measure import (
     AMOUNTS,
     COST,
@@ -23,7 +24,6 @@ from nemo_gym.compare.measure import (
     measure_run,
     require_metrics,
 )
-from nemo_gym.compare.options import CompareConfig
 from nemo_gym.compare.pairing import (
     Mask,
     Matched,
@@ -187,7 +187,7 @@ class Comparison:
         return next(each for each in self.metrics if each.new == name)
 
 
-def compare(config: CompareConfig) -> Comparison:
+def compare_runs(config: CompareConfig) -> Comparison:
     """Compare runs as asked.
 
     Raises:

@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from pydantic import BaseModel, ValidationError
 
 from nemo_gym.config.files import ConfigFile
-from nemo_gym.config.interpolations import names_used_by_interpolations, plain_tree
 from nemo_gym.config.overrides import Change
+from nemo_gym.config.references import names_used_by_interpolations, plain_tree
 from nemo_gym.config.trees import leaves, path_parts, walk
 from nemo_gym.errors import (
     ConfigError,

@@ -3,20 +3,31 @@
 A name is what people type (`mcqa`, `vllm_model/vllm_model_for_training`, `gsm8k`), a path is relative to the root that
 has it, as it stands in `config_paths`. The same name in an earlier root hides that in a later one. Completion asks at
 every TAB, so nothing here parses YAML.
+
+After `--benchmark`, `--environment`, `--resources-server` and `--model-type` a name, or `NAME/FLAVOR`, may also be the
+path that it stands for (`config_of`).
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
-from nemo_gym.keys import AGENTS_TYPE, RESOURCES_TYPE
-from nemo_gym.paths import component_search_roots
+from nemo_gym.errors import ConfigError
+from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
+from nemo_gym.paths import PathTraversalError, component_search_roots, require_path_inside, resolve_for_reading
 
 BENCHMARKS_FOLDER = "benchmarks"
 ENVIRONMENTS_FOLDER = "environments"
 MANIFEST_NAME = "manifest.yaml"
 """What describes a workload beside its config, and is none."""
+_FOLDERS = {
+    "benchmark": BENCHMARKS_FOLDER,
+    "environment": ENVIRONMENTS_FOLDER,
+    "resources_server": RESOURCES_TYPE,
+    "model_type": MODELS_TYPE,
+}
 _OF_SERVERS = ("*/configs/*.yaml", "*/*/configs/*.yaml")
 _TOP_LEVEL = re.compile(r"(?P<name>[^\s#:'\"][^:'\"]*):\s*(?:#.*)?")
 _BENCHMARK = re.compile(r"\btype:\s*[\"']?benchmark\b")
@@ -149,3 +160,58 @@ def _named_by_path(kind: str, is_wanted: Callable[[Path], bool]) -> dict[str, st
             if path.name != MANIFEST_NAME and path.is_file() and is_wanted(path):
                 found.setdefault(config_name(path.relative_to(folder)), path.relative_to(root).as_posix())
     return dict(sorted(found.items()))
+
+
+CONFIGS_OF: Mapping[str, Callable[[], Mapping[str, str]]] = {
+    "benchmark": benchmark_configs,
+    "environment": environment_configs,
+    "resources_server": lambda: server_configs(RESOURCES_TYPE),
+    "model_type": lambda: server_configs(MODELS_TYPE),
+}
+"""What flags of a kind can name, with the config of each."""
+
+
+class UnknownAssetError(ConfigError):
+    """A name that no component has."""
+
+
+def config_of(kind: str, name: str) -> Path:
+    """The config file that a name of this kind stands for, absolute.
+
+    Raises:
+        UnknownAssetError: there is none; what is close, and where was looked.
+    """
+    flag = f"--{kind.replace('_', '-')}"
+    try:
+        require_path_inside(name, flag)
+    except PathTraversalError as error:
+        raise UnknownAssetError(f"{error}; a config file is given as --config {name}") from error
+    implied = _implied(kind, name)
+    for root in component_search_roots():
+        for path in implied:
+            if (root / path).is_file():
+                return (root / path).absolute()
+    named = CONFIGS_OF[kind]()
+    listed = named.get(name) or server_configs(RESOURCES_TYPE).get(name.removeprefix(f"{RESOURCES_TYPE}/"))
+    if listed and (name in named or name.startswith(f"{RESOURCES_TYPE}/")):
+        return resolve_for_reading(listed, Path.is_file).absolute()
+    folders = (_FOLDERS[kind], RESOURCES_TYPE) if kind == "environment" else (_FOLDERS[kind],)
+    looked = ", ".join(str(root / folder) for root in component_search_roots() for folder in folders)
+    raise UnknownAssetError(f"{flag} {name}: there is no {implied[-1]}.{_hint(name, named)} Looked in {looked}")
+
+
+def _implied(kind: str, name: str) -> list[str]:
+    """Relative paths that a name may mean, the likeliest first."""
+    folder = _FOLDERS[kind]
+    first, _, flavor = name.partition("/")
+    if kind not in ("benchmark", "environment"):
+        return [f"{folder}/{first}/configs/{flavor or first}.yaml"]
+    nested = [f"{folder}/{name}/config.yaml"] if flavor else []
+    return [*nested, f"{folder}/{first}/{flavor or 'config'}.yaml"]
+
+
+def _hint(name: str, named: Mapping[str, str]) -> str:
+    below = sorted((other for other in named if other.startswith(f"{name}/")), key=len)
+    spelled = {other.lower(): other for other in named}
+    close = below[:1] or [spelled[each] for each in get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)]
+    return f" Did you mean `{close[0]}`?" if close else ""

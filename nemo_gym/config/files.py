@@ -18,7 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_gym.config.interpolations import to_config
+from nemo_gym.config.references import to_config
 from nemo_gym.config.trees import Tree, merge_trees
 from nemo_gym.errors import (
     ConfigError,

@@ -22,7 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config.files import load_yaml, parse_yaml
-from nemo_gym.config.interpolations import to_config
+from nemo_gym.config.references import to_config
 from nemo_gym.config.secrets import holds_secret
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import (

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from nemo_gym.config.files import ConfigFile
-from nemo_gym.config.interpolations import plain_tree, resolve
+from nemo_gym.config.references import plain_tree, resolve
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
 from nemo_gym.config.trees import Place, Tree, as_block, has_path, value_at, walk
 from nemo_gym.errors import (

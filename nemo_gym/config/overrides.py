@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from nemo_gym.config.directives import apply_directives
+from nemo_gym.config.references import apply_directives
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
 from nemo_gym.config.trees import ABSENT, Tree, delete_at, path_parts, set_at, value_at
 from nemo_gym.errors import ConfigError, OverrideSyntaxError, did_you_mean
@@ -68,25 +68,24 @@ class _RejectedError(Exception):
 
 def _read(text: str) -> Any:
     """The value that `text` is in Hydra's grammar, which is imported here because that takes a while."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser import overrides_parser, types
     from hydra.errors import HydraException
 
     try:
-        override = OverridesParser.create().parse_override(f"value={text}")
+        override = overrides_parser.OverridesParser.create().parse_override(f"value={text}")
     except HydraException as error:
         raise _RejectedError(str(error).strip().splitlines()[0]) from error
     value = None if override.is_sweep_override() else override.value()
-    if override.is_sweep_override() or _holds_sweep(value):
+    if override.is_sweep_override() or _holds(types.Sweep, value):
         raise _RejectedError("it asks for a sweep over several values, which does not exist here")
     return value
 
 
-def _holds_sweep(value: Any) -> bool:
-    from hydra.core.override_parser.types import Sweep
-
+def _holds(kind: type, value: Any) -> bool:
+    """Whether a value is of a kind, or anything in it."""
     if isinstance(value, Mapping):
-        return any(map(_holds_sweep, value.values()))
-    return any(map(_holds_sweep, value)) if isinstance(value, list) else isinstance(value, Sweep)
+        value = list(value.values())
+    return any(_holds(kind, item) for item in value) if isinstance(value, list) else isinstance(value, kind)
 
 
 def _parse_one(argument: str, text_options: Collection[str]) -> Change:

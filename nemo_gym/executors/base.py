@@ -2,7 +2,7 @@
 
 An executor is one module of this package and one line of `EXECUTORS`, which is a choice of `+executor`; a job writer is
 one module and one line of `JOB_WRITERS`, and has a command of its own. Only the one that was chosen is loaded: the
-others may need what is not installed.
+others may need what is not installed. The plain one, which needs nothing more than whoever asks for it, is here.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nemo_gym import runtime
+from nemo_gym.collect.summary import RunSummary
+from nemo_gym.rollout_collection import RolloutCollectionHelper
+from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from nemo_gym.collect.summary import RunSummary
-    from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,10 @@ class Job:
 class Executor(Protocol):
     """Runs a collection to its end and says what it came to; None after a dry run."""
 
-    def collect(self, config: "RolloutCollectionConfig", job: Job) -> "RunSummary | None":
+    def collect(self, config: RolloutCollectionConfig, job: Job) -> RunSummary | None:
         """Collect the rollouts of rows that are there."""
 
-    def collect_prepared(self, config: "E2ERolloutCollectionConfig", job: Job) -> "RunSummary | None":
+    def collect_prepared(self, config: E2ERolloutCollectionConfig, job: Job) -> RunSummary | None:
         """Prepare the data sets of a split, start the configured servers, collect, stop."""
 
 
@@ -51,8 +53,22 @@ class JobWriter(Protocol):
         """Write the files as `config`, the writer's own options, says; their texts by path, the one to start last."""
 
 
+class LocalExecutor:
+    """`+executor=local`: this process collects, from servers that run already or that it starts."""
+
+    def collect(self, config: RolloutCollectionConfig, job: Job) -> RunSummary:
+        """Collect rollouts from servers that run already."""
+        return runtime.run(RolloutCollectionHelper().collect(config, job.command))
+
+    def collect_prepared(self, config: E2ERolloutCollectionConfig, job: Job) -> RunSummary | None:
+        """Prepare the data, start the servers, collect, stop; None after a dry run."""
+        from nemo_gym.launch.end_to_end import run_end_to_end  # with all that servers need
+
+        return run_end_to_end(config, job.global_config, job.command)
+
+
 EXECUTORS = {
-    "local": "nemo_gym.executors.local:LocalExecutor",
+    "local": "nemo_gym.executors.base:LocalExecutor",
     "ray": "nemo_gym.executors.ray:RayExecutor",
 }
 JOB_WRITERS = {"slurm": "nemo_gym.executors.slurm:SlurmWriter"}

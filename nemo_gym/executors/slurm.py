@@ -17,11 +17,10 @@ from nemo_gym.config.options import options_of, validate_options
 from nemo_gym.config.secrets import is_secret_key
 from nemo_gym.errors import ConfigError
 from nemo_gym.executors.base import Job
-from nemo_gym.executors.options import SlurmConfig
 from nemo_gym.keys import HEAD_SERVER_KEY_NAME
 from nemo_gym.paths import make_folder, write_aside
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions
-from nemo_gym.runs.options.sharding import Shard
+from nemo_gym.runs.options.sharding import Shard, SlurmConfig
 
 PREPARE, SHARDS, AGGREGATE, SUBMIT = "prepare.sbatch", "shards.sbatch", "aggregate.sbatch", "submit.sh"
 _SHARD_OPTIONS = '"+shard_index=$SLURM_ARRAY_TASK_ID"'

@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field
 
 from nemo_gym.config.files import ConfigFile
 from nemo_gym.config.instances import find_instances
-from nemo_gym.config.interpolations import plain_tree
 from nemo_gym.config.options import validate_options
+from nemo_gym.config.references import plain_tree
 from nemo_gym.config.trees import has_path
 from nemo_gym.data.declared import datasets_of
 from nemo_gym.data.hub import problems_of_missing
@@ -39,7 +39,6 @@ from nemo_gym.schemas.server_config import ServerInstanceConfig, is_server_ref
 logger = logging.getLogger(__name__)
 
 IMPORT_TIMEOUT_S = 120.0
-"""The implementation that takes a model's place where none is configured."""
 
 
 class ClassRequest(BaseModel):
@@ -245,7 +244,7 @@ def _exchange(server: PlannedServer, request: str) -> tuple[bytes, str]:
     path_of = host_python_path if is_hosted else partial(python_path_of, server)
     environment["PYTHONPATH"] = path_of(environment.get("PYTHONPATH"))
     child = subprocess.Popen(
-        [str(server.present_python or sys.executable), "-P", "-m", "nemo_gym.launch.server_check_process"],
+        [str(server.present_python or sys.executable), "-P", "-m", "nemo_gym.launch.inspection_process", "blocks"],
         cwd=None if is_hosted else server.folder,
         env=environment,
         stdin=subprocess.PIPE,

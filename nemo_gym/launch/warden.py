@@ -6,17 +6,27 @@ that forked ends; watching the parent from inside a server needs the server's co
 server that hangs in an import does not give. So a run has one more, tiny process: it holds the
 reading end of a pipe whose writing end only the launcher has. End of file, or another parent
 process, means that the launcher is gone; then every process group it was told of is stopped.
+
+That process runs this file, as `python -I -S warden.py <launcher pid> <grace in s>`, and imports next to nothing, which
+keeps it at a few MB and 20 ms. Orders on stdin, one per line: `watch <group>`, `forget <group>`, `remove <file>`,
+`reap <book>` (of containers, for `nemo_gym/sandbox/reaper.py`).
 """
 
-import contextlib
 import os
-import subprocess
+import select
+import signal
 import sys
-from pathlib import Path
+import time
 
-from nemo_gym.launch import warden_process
+if __name__ != "__main__":  # the process does without
+    import contextlib
+    import subprocess
+    from pathlib import Path
 
 _GRACE_S = 3.0
+_CHECK_PARENT_EVERY_S = 1.0
+_REAPER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "sandbox", "reaper.py")  # noqa: PTH100, PTH118, PTH120
+_REAP_TIMEOUT_S = 180.0
 
 
 class Warden:
@@ -24,7 +34,7 @@ class Warden:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", warden_process.__file__, str(os.getpid()), str(_GRACE_S)],
+            [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(_GRACE_S)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -44,11 +54,11 @@ class Warden:
         """The group is gone; its number may come to mean something else."""
         self._tell(f"forget {group}")
 
-    def remove(self, file: Path) -> None:
+    def remove(self, file: "Path") -> None:
         """Delete this file if the launcher dies."""
         self._tell(f"remove {file}")
 
-    def reap(self, book: Path) -> None:
+    def reap(self, book: "Path") -> None:
         """Remove the containers that this book of `nemo_gym.sandbox.reaper` speaks of if the launcher dies."""
         self._tell(f"reap {book}")
 
@@ -68,3 +78,75 @@ class Warden:
         # A run works without its warden; only a SIGKILL of the launcher would then leave servers behind.
         with contextlib.suppress(OSError, ValueError):
             os.write(self._process.stdin.fileno(), f"{message}\n".encode())
+
+
+def _signal_group(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except OSError:
+        return False
+    return True
+
+
+def _stop(groups: set[int], grace_s: float) -> None:
+    alive = {group for group in groups if _signal_group(group, signal.SIGTERM)}
+    deadline = time.monotonic() + grace_s
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+        alive = {group for group in alive if _signal_group(group, 0)}
+    for group in alive:
+        _signal_group(group, signal.SIGKILL)
+
+
+def _reap(book: str) -> None:
+    """Have the containers of a run removed; there is a book only if it had some."""
+    if not os.path.exists(book):  # noqa: PTH110
+        return
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", _REAPER, book], os.environ)
+    deadline = time.monotonic() + _REAP_TIMEOUT_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _wait_until_gone(launcher: int) -> tuple[set[int], set[str], set[str]]:
+    """Take orders until the launcher is gone; what is then to be stopped, deleted and reaped."""
+    groups: set[int] = set()
+    files: set[str] = set()
+    books: set[str] = set()
+    unread = b""
+    while True:
+        readable, _, _ = select.select([0], [], [], _CHECK_PARENT_EVERY_S)
+        received = os.read(0, 65536) if readable else b""
+        *orders, unread = (unread + received).split(b"\n")
+        for order in orders:
+            verb, _, what = order.decode().partition(" ")
+            if verb == "watch":
+                groups.add(int(what))
+            elif verb == "forget":
+                groups.discard(int(what))
+            elif verb == "remove":
+                files.add(what)
+            elif verb == "reap":
+                books.add(what)
+        if (readable and not received) or os.getppid() != launcher:
+            return groups, files, books
+
+
+def _main(launcher: int, grace_s: float) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups, files, books = _wait_until_gone(launcher)
+    _stop(groups, grace_s)
+    for book in books:
+        _reap(book)
+    for file in files:
+        try:  # noqa: SIM105 - contextlib would double the start-up time
+            os.unlink(file)  # noqa: PTH108 - so would pathlib
+        except OSError:
+            pass
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), float(sys.argv[2]))

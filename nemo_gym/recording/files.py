@@ -53,6 +53,8 @@ _MOST_BYTES_AT_ONCE = 4_000_000
 _INDEX_HEAD = struct.Struct("<4sIQQ")
 _INDEX_MAGIC = b"NGI1"
 _ENTRY_FIELDS = ("high", "low", "sample", "ended_ns", "offset", "ordinal", "size")
+_ENTRY = [(name, "<u4" if name in ("ordinal", "size") else "<u8") for name in _ENTRY_FIELDS]
+"""The type of an entry of an index, as numpy takes it."""
 _WORTH_AN_INDEX = 256
 """Frames that are read again, rather than put into a new index."""
 _LOOK_AGAIN_S = 1.0
@@ -438,32 +440,25 @@ class Index:
         self._highs = numpy.ascontiguousarray(self._sorted["high"])
 
     def _read(self, path: Path) -> _File:
-        import numpy
-
         known, covered = _load_index(path)
         found = scan(path, covered)
         self.damage += found.damage
         if found.frames:
-            known = numpy.concatenate([known, _entries(found.frames)])
+            known = _entries(found.frames, known)
         if len(found.frames) >= _WORTH_AN_INDEX and not found.damage:
             _save_index(path, known, found.end)
         return _File(path, known, end=found.end)
 
 
-def _dtype() -> Any:
-    import numpy
-
-    kinds = {"ordinal": "<u4", "size": "<u4"}
-    return numpy.dtype([(name, kinds.get(name, "<u8")) for name in _ENTRY_FIELDS])
-
-
-def _entries(frames: list[Frame]) -> "np.ndarray[Any, Any]":
+def _entries(frames: list[Frame], earlier: "np.ndarray[Any, Any] | None" = None) -> "np.ndarray[Any, Any]":
+    """An entry for each frame, behind those that there are."""
     import numpy
 
     rows = [
         (*frame.key[:2], frame.sample, frame.ended_ns, frame.offset, frame.key.ordinal, frame.size) for frame in frames
     ]
-    return numpy.array(rows, dtype=_dtype())
+    made = numpy.array(rows, dtype=_ENTRY)
+    return made if earlier is None else numpy.concatenate([earlier, made])
 
 
 def _frame_of(entry: Any) -> Frame:
@@ -475,17 +470,18 @@ def _load_index(path: Path) -> "tuple[np.ndarray[Any, Any], int]":
     """The entries that the index of a file has, and how much of the file they cover; none if it is of no use."""
     import numpy
 
-    nothing = numpy.zeros(0, dtype=_dtype()), 0
+    entry = numpy.dtype(_ENTRY)
+    nothing = numpy.zeros(0, dtype=entry), 0
     try:
         data = path.with_name(path.name + INDEX_SUFFIX).read_bytes()
         magic, checksum, covered, count = _INDEX_HEAD.unpack_from(data)
     except (OSError, struct.error):
         return nothing
     entries = data[_INDEX_HEAD.size :]
-    is_sound = magic == _INDEX_MAGIC and checksum == zlib.crc32(data[8:]) and len(entries) == count * _dtype().itemsize
+    is_sound = magic == _INDEX_MAGIC and checksum == zlib.crc32(data[8:]) and len(entries) == count * entry.itemsize
     if not is_sound or covered > _size_of(path):
         return nothing
-    return numpy.frombuffer(entries, dtype=_dtype()), covered
+    return numpy.frombuffer(entries, dtype=entry), covered
 
 
 def _save_index(path: Path, entries: "np.ndarray[Any, Any]", covered: int) -> None:

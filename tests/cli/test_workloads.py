@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gym.cli.manifests import Workload, find_workload, publish, run_cases, validate
+from nemo_gym.cli.catalog import Workload, find_workload
+from nemo_gym.cli.manifests import publish, run_cases, validate
 from nemo_gym.cli.scaffolds import Scaffold, create_workload
 from nemo_gym.errors import ConfigError
 from tests.programs import run_program

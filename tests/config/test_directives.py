@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.config.directives import apply_directives
+from nemo_gym.config.references import apply_directives
 from nemo_gym.errors import ConfigError, InheritPathNotFoundError
 
 

@@ -6,7 +6,6 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
-from nemo_gym.config.directives import apply_directives
 from nemo_gym.config.instances import (
     almost_server_problems,
     copy_aliases,
@@ -15,6 +14,7 @@ from nemo_gym.config.instances import (
     merge_dummy_model,
     readable_errors,
 )
+from nemo_gym.config.references import apply_directives
 from nemo_gym.errors import AlmostServerError, ServerRefNotFoundError
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.config.interpolations import Resolved, names_used_by_interpolations, resolve, to_config
+from nemo_gym.config.references import Resolved, names_used_by_interpolations, resolve, to_config
 from nemo_gym.errors import ConfigError, ConfigInterpolationError
 
 

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from nemo_gym.collect.summary import RunSummary
-from nemo_gym.executors.options import SlurmConfig
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutAggregationConfig, RolloutCollectionConfig
+from nemo_gym.runs.options.sharding import SlurmConfig
 from nemo_gym.runs.record import FailureClass
 from nemo_gym.schemas.cli_config import ControlConfig, StatusConfig
 

@@ -34,7 +34,7 @@ def test_a_run_on_this_machine_loads_no_other_executor() -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=False)
 
-    assert done.stdout == "['nemo_gym.executors.base', 'nemo_gym.executors.local']\n", done.stderr
+    assert done.stdout == "['nemo_gym.executors.base']\n", done.stderr
 
 
 def test_a_job_knows_its_arguments_without_the_program() -> None:

@@ -17,11 +17,11 @@ ROLLOUTS, REPEATS, ROUNDS = 100_000, 4, 3
 MOST_TIMES, MOST_MB = 2.5, 300
 PROGRAM = """
 import sys, time
-from nemo_gym.compare.comparison import compare
-from nemo_gym.compare.options import CompareConfig
+from nemo_gym.compare.comparison import compare_runs
+from nemo_gym.compare import CompareConfig
 config = CompareConfig(runs=sys.argv[1:])
 start = time.process_time()
-found = compare(config).main("new").found
+found = compare_runs(config).main("new").found
 print(time.process_time() - start, found.tasks, found.delta)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -1,8 +1,13 @@
-"""This installation: `ng_help` lists its commands, `ng_version` says what it is, and on what machine."""
+"""This installation: `ng_help` lists its commands, `ng_version` says what it is, and on what machine.
+
+A checkout can also be tested (`ng_dev_test`) and installed again.
+"""
 
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from typing import Any
@@ -11,7 +16,8 @@ from nemo_gym import PARENT_DIR, __version__
 from nemo_gym.cli.pages import GROUPS, OTHER
 from nemo_gym.cli.registry import COMMANDS, find_command, installed_scripts
 from nemo_gym.cli.tree import spelled_as_gym
-from nemo_gym.schemas.cli_config import HelpConfig, VersionConfig
+from nemo_gym.errors import ConfigError
+from nemo_gym.schemas.cli_config import DevTestConfig, HelpConfig, VersionConfig
 
 _DEPENDENCIES = ("openai", "ray")
 
@@ -102,3 +108,23 @@ def _installed_version(name: str) -> str | None:
 
 def _memory_gb() -> float:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 2)
+
+
+def dev_test(config: DevTestConfig) -> int:
+    """`ng_dev_test`."""
+    if not (PARENT_DIR / "tests").is_dir() or not (PARENT_DIR / "pyproject.toml").is_file():
+        raise ConfigError(f"{PARENT_DIR} is an installation without tests: run this in a checkout")
+    sys.stdout.flush()
+    tests = [sys.executable, "-m", "pytest", "--cov=.", "--durations=10"]
+    return subprocess.run(tests, cwd=PARENT_DIR, check=False).returncode
+
+
+def reinstall() -> None:
+    """Install this checkout again, with its development tools, into the running environment."""
+    if not (PARENT_DIR / "pyproject.toml").is_file():
+        raise ConfigError(f"{PARENT_DIR} is an installation, not a checkout: install nemo-gym as you did before")
+    uv = shutil.which("uv")
+    installer = [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install"]
+    done = subprocess.run([*installer, "-e", f"{PARENT_DIR}[dev]"], check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)

@@ -1,5 +1,8 @@
 """Making rollouts: `ng_collect_rollouts`, `ng_e2e_collect_rollouts`, `ng_slurm`; runs that nobody sits in front of.
 
+`ng_aggregate_rollouts` makes one run of shards, `ng_reverify` has the responses of a run scored again; `gym eval
+submit` hands in a job of services and benchmarks.
+
 What leaves its terminal is a process of its own, in a session of its own, with the same arguments; the command that was
 typed waits until it has begun, or has said what is wrong, and then says where to find it.
 """
@@ -16,24 +19,37 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from nemo_gym import runtime
-from nemo_gym.cli.command import whole_config
+from nemo_gym.cli.config import whole_config
 from nemo_gym.cli.shortcuts import expand
-from nemo_gym.cli.show import run_and_show, show_plan
+from nemo_gym.cli.show import print_aggregation, print_resume_hint, print_summary, run_and_show, show_plan
+from nemo_gym.cli.workloads import SubmitConfig
 from nemo_gym.collect.summary import RunSummary
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.executors.base import Job, executor_named, job_writer_named
-from nemo_gym.executors.options import SlurmConfig
+from nemo_gym.http.addresses import server_names
+from nemo_gym.keys import RESOURCES_TYPE
 from nemo_gym.paths import append_own, make_folder
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.runs.lock import address_in
-from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions, words_of
+from nemo_gym.runs.options import (
+    E2ERolloutCollectionConfig,
+    RolloutAggregationConfig,
+    RolloutCollectionConfig,
+    RowOptions,
+    words_of,
+)
+from nemo_gym.runs.options.reverify import RolloutReverificationConfig
+from nemo_gym.runs.options.sharding import SlurmConfig
 from nemo_gym.runs.sockets import ask, run_id
-from nemo_gym.terminal import harmless, print_line
+from nemo_gym.terminal import harmless, harmless_json, print_line
+
+if TYPE_CHECKING:
+    from nemo_gym.combine.shard_metrics import MetricsSource
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +96,60 @@ def slurm(config: SlurmConfig) -> None:
         print(f"# ==> {path}")
         print(text)
     print(f"Submit with: bash {list(written)[-1]}", file=sys.stderr)
+
+
+def submit(config: SubmitConfig) -> None:
+    """`gym eval submit`."""
+    from nemo_gym.executors.submission import hand_in, read_submission, sbatch_script  # seldom wanted
+
+    path = Path(config.submission)
+    submission = read_submission(path, config.changes)
+    script = sbatch_script(submission, path.stem)
+    if config.dry_run:
+        print(script, end="")
+        return
+    print(f"Slurm job {hand_in(submission, script)}: {', '.join(submission.benchmarks)}")
+
+
+async def aggregate_rollouts(config: RolloutAggregationConfig) -> None:
+    """`ng_aggregate_rollouts`."""
+    from nemo_gym.combine.aggregation import RolloutAggregationHelper, track  # seldom wanted, and not by collectors
+
+    summary = await RolloutAggregationHelper(loader=_classes_from_config_paths).aggregate(config)
+    track(summary, whole_config())
+    if config.json_format:
+        print(json.dumps(summary.as_json()))
+    else:
+        print_aggregation(summary)
+
+
+def _classes_from_config_paths() -> "MetricsSource":
+    from nemo_gym.launch.offline_metrics import OfflineAgents  # with FastAPI
+
+    return OfflineAgents(whole_config())
+
+
+def reverify(config: RolloutReverificationConfig) -> int:
+    """`ng_reverify`."""
+    runtime.raise_open_file_limit()
+    whole = whole_config()
+    if any(RESOURCES_TYPE in whole[name] for name in server_names(whole)):
+        from nemo_gym.launch.end_to_end import reverify_with_servers  # with FastAPI
+
+        summary = reverify_with_servers(config, whole, sys.argv)
+    else:
+        from nemo_gym.rollout_reverification import RolloutReverificationHelper  # seldom wanted, either
+
+        summary = runtime.run(RolloutReverificationHelper().reverify(config, sys.argv))
+    if config.json_format:
+        print(harmless_json(orjson.dumps(summary.as_json(), option=orjson.OPT_NON_STR_KEYS).decode()))
+    else:
+        print_summary(summary.run)
+        print_line()
+        for line in summary.delta.lines():
+            print_line(line)
+    print_resume_hint(summary.run, sys.argv)
+    return summary.run.exit_code
 
 
 def detach(name: str, config: RowOptions, command: Sequence[str]) -> int:

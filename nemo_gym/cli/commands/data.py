@@ -2,8 +2,10 @@
 
 from nemo_gym import prompt
 from nemo_gym.benchmarks import prepare_benchmarks
-from nemo_gym.cli.command import whole_config
+from nemo_gym.cli.config import whole_config
+from nemo_gym.cli.workloads import NotOfferedConfig
 from nemo_gym.data.hub import Hub, download_dataset, upload_dataset
+from nemo_gym.errors import ConfigError
 from nemo_gym.prompt import MaterializePromptsConfig
 from nemo_gym.schemas.data_config import (
     DownloadJsonlDatasetHuggingFaceConfig,
@@ -44,3 +46,11 @@ def download_dataset_from_hf(config: DownloadJsonlDatasetHuggingFaceConfig) -> N
 def upload_dataset_to_hf(config: UploadJsonlDatasetHuggingFaceConfig) -> None:
     """`ng_upload_dataset_to_hf`."""
     print(upload_dataset(config, Hub(token=config.hf_token)))
+
+
+def no_gitlab(config: NotOfferedConfig) -> None:
+    """`gym dataset`."""
+    raise ConfigError(
+        "data sets are not uploaded to or downloaded from GitLab here; use --storage hf, or fetch the file yourself "
+        "and name it as jsonl_fpath (gym dataset rm and gym dataset migrate do speak to a registry)"
+    )

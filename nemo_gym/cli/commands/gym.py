@@ -18,13 +18,14 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nemo_gym.cli.assets import config_of, short_way_to
 from nemo_gym.cli.command import Command, command_named, page_width
 from nemo_gym.cli.registry import config_class_of, find_command, loaded
 from nemo_gym.cli.tree import GROUPS, LIST_TYPES, TREE, Flag, Leaf, leaves_below, spelled_as_gym, spelled_with_prefix
+from nemo_gym.config.components import CONFIGS_OF, config_of
 from nemo_gym.config.options import meanings_of, options_of
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+from nemo_gym.paths import resolve_for_reading
 from nemo_gym.terminal import exit_code_of_lost_output
 
 _EXIT_USER_MISTAKE = 2
@@ -285,8 +286,20 @@ def _assets(kind: str, names: list[str], command: str) -> tuple[list[str], list[
         found = [config_of(kind, name) for name in names]
     except ConfigError as error:
         raise UsageError(str(error)) from error
-    short = short_way_to(kind, found[0], command) if len(found) == 1 else None
+    short = _short_way_to(kind, found[0], command) if len(found) == 1 else None
     return ([short], []) if short else ([], [str(path) for path in found])
+
+
+def _short_way_to(kind: str, config: Path, command: str) -> str | None:
+    """`+benchmark=<name>`, for a command that takes it: it then also knows the split, and where to write."""
+    info = find_command(command)
+    config_class = config_class_of(info) if info else None
+    if kind not in getattr(config_class, "shortcuts", ()):
+        return None
+    for name, path in CONFIGS_OF[kind]().items():
+        if resolve_for_reading(path, Path.is_file).absolute() == config:
+            return f"+{kind}={name}"
+    return None
 
 
 def _options(flag: Flag, value: Any) -> list[str]:

@@ -7,7 +7,7 @@ RUN = CommandInfo(
     SERVERS,
     "Start the servers of a configuration",
     "nemo_gym.schemas.cli_config:RunConfig",
-    "nemo_gym.cli.commands.servers",
+    "nemo_gym.launch.run_helper",
     Loading(starts_servers=True),
     """
     Start the configured servers and a head server, and keep them running until Ctrl-C.
@@ -28,7 +28,7 @@ STATUS = CommandInfo(
     SERVERS,
     "List the running servers and runs",
     "nemo_gym.schemas.cli_config:StatusConfig",
-    "nemo_gym.cli.commands.going_on",
+    "nemo_gym.cli.commands.looking",
     OFFLINE,
     """
     List the servers that `ng_run` has started and whether each of them answers, and the runs that go on here.
@@ -230,7 +230,7 @@ TEST = CommandInfo(
     AUTHORING,
     "Run the tests of one server",
     "nemo_gym.schemas.cli_config:ServerTestsConfig",
-    "nemo_gym.cli.commands.testing",
+    "nemo_gym.launch.server_tests",
     OFFLINE,
     """
     Run the tests of a server with pytest, in an environment that has what the server requires.
@@ -248,7 +248,7 @@ TEST_ALL = CommandInfo(
     AUTHORING,
     "Run the tests of every server",
     "nemo_gym.schemas.cli_config:AllServerTestsConfig",
-    "nemo_gym.cli.commands.testing",
+    "nemo_gym.launch.server_tests",
     OFFLINE,
     """
     Run the tests of every server below the current folder, or of this distribution when there is none.
@@ -266,7 +266,7 @@ DEV_TEST = CommandInfo(
     AUTHORING,
     "Run the tests of nemo-gym itself",
     "nemo_gym.schemas.cli_config:DevTestConfig",
-    "nemo_gym.cli.commands.testing",
+    "nemo_gym.cli.commands.about",
     NO_CONFIG,
     """
     Run every test of a checkout with pytest, measuring coverage; the exit code is that of pytest.
@@ -280,7 +280,7 @@ PIP_LIST = CommandInfo(
     AUTHORING,
     "List the packages a server runs with",
     "nemo_gym.schemas.cli_config:PipListConfig",
-    "nemo_gym.cli.commands.testing",
+    "nemo_gym.launch.server_tests",
     OFFLINE,
     """
     List the packages of the environment that a server runs in.

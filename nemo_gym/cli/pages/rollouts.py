@@ -61,7 +61,7 @@ CONTROL = CommandInfo(
     ROLLOUTS,
     "Ask and steer a run while it is made",
     "nemo_gym.schemas.cli_config:ControlConfig",
-    "nemo_gym.cli.commands.going_on",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Ask a running collector how it is doing, or change what it does: pause, other caps, one rollout less, stop.
@@ -84,7 +84,7 @@ ATTACH = CommandInfo(
     ROLLOUTS,
     "Show how a run is doing that goes on elsewhere",
     "nemo_gym.schemas.cli_config:AttachConfig",
-    "nemo_gym.cli.commands.going_on",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Show how a run is doing that goes on in another terminal or in none, as its own terminal would.
@@ -101,7 +101,7 @@ REVERIFY = CommandInfo(
     ROLLOUTS,
     "Score stored rollouts again, without agents or models; say what changed",
     "nemo_gym.runs.options.reverify:RolloutReverificationConfig",
-    "nemo_gym.cli.commands.derived",
+    "nemo_gym.cli.commands.collecting",
     Loading(needs_model=False),
     """
     Send stored responses to the environments that run now, and say what changed.
@@ -128,7 +128,7 @@ AGGREGATE_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Combine rollout files and compute their metrics",
     "nemo_gym.runs.options:RolloutAggregationConfig",
-    "nemo_gym.cli.commands.derived",
+    "nemo_gym.cli.commands.collecting",
     OFFLINE,
     """
     Combine rollout files that were collected separately, and compute the metrics over all of them.
@@ -147,7 +147,7 @@ SLURM = CommandInfo(
     "slurm",
     ROLLOUTS,
     "Write the Slurm jobs that collect rollouts in shards",
-    "nemo_gym.executors.options:SlurmConfig",
+    "nemo_gym.runs.options.sharding:SlurmConfig",
     "nemo_gym.cli.commands.collecting",
     OFFLINE,
     r"""
@@ -188,7 +188,7 @@ CHECK_ROLLOUTS = CommandInfo(
     ROLLOUTS,
     "Look for odd rollouts: empty, cut off, in loops, refused, wrongly rewarded; a gate for CI",
     "nemo_gym.schemas.cli_config:CheckRolloutsConfig",
-    "nemo_gym.cli.commands.check_rollouts",
+    "nemo_gym.cli.commands.judging",
     NO_CONFIG,
     """
     Look for rollouts that are not what they should be, whatever their reward says.
@@ -208,7 +208,7 @@ VIEW = CommandInfo(
     ROLLOUTS,
     "Show runs and rollouts in a browser, or as one file",
     "nemo_gym.schemas.cli_config:ViewConfig",
-    "nemo_gym.cli.commands.view",
+    "nemo_gym.cli.commands.looking",
     NO_CONFIG,
     """
     Show runs, their rollouts and the conversations in them, in a browser, also while they are being collected.
@@ -226,8 +226,8 @@ COMPARE = CommandInfo(
     "compare",
     ROLLOUTS,
     "Compare runs task by task: which is better, by how much, how surely; a gate for CI",
-    "nemo_gym.compare.options:CompareConfig",
-    "nemo_gym.cli.commands.compare",
+    "nemo_gym.compare:CompareConfig",
+    "nemo_gym.cli.commands.judging",
     NO_CONFIG,
     """
     Compare runs task by task: by how much a run is better than the first, and how sure that is.
@@ -267,7 +267,7 @@ RECORDINGS = CommandInfo(
     ROLLOUTS,
     "List, check and prune recorded model calls",
     "nemo_gym.schemas.cli_config:RecordingsConfig",
-    "nemo_gym.cli.commands.recordings",
+    "nemo_gym.cli.commands.curating",
     OFFLINE,
     """
     List the model calls in a recording; check them; list those of a rollout; drop what is of no use.

@@ -119,7 +119,7 @@ def test_transfers_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> Non
 def test_an_installation_without_tests_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_gym.cli.commands.testing.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.about.PARENT_DIR", tmp_path)
     with pytest.raises(SystemExit) as ended:
         dev_test.run([])
     assert ended.value.code == 2
@@ -129,7 +129,7 @@ def test_an_installation_without_tests_says_so(
 def test_in_a_checkout_its_tests_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_gym.cli.commands.testing.PARENT_DIR", tmp_path)
+    monkeypatch.setattr("nemo_gym.cli.commands.about.PARENT_DIR", tmp_path)
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)  # its coverage is not ours
     (tmp_path / "pyproject.toml").write_text("")

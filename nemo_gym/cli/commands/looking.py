@@ -1,25 +1,36 @@
-"""What goes on: `ng_status` (servers, runs), `ng_attach` (the living line of a run), `ng_control` (steering one)."""
+"""Looking at runs: `ng_status` (servers, runs), `ng_attach` (the living line of one), `ng_control` (steering it).
+
+`ng_view` shows runs, rollouts and conversations in a browser, or as one file to send.
+"""
 
 import json
+import os
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from nemo_gym.collect.line import COLLECTING, Snapshot, view_for
-from nemo_gym.errors import GymError
-from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, GymError
+from nemo_gym.runs.files import Kind, RolloutPaths, refuse_to_replace, require_rollouts
 from nemo_gym.runs.lock import is_being_written
 from nemo_gym.runs.manifest import read_manifest
 from nemo_gym.runs.sockets import LivingRun, Request, ask, find_run, living_runs
-from nemo_gym.schemas.cli_config import AttachConfig, ControlConfig, StatusConfig
+from nemo_gym.schemas.cli_config import AttachConfig, ControlConfig, StatusConfig, ViewConfig
 from nemo_gym.terminal import harmless_json, new_table, print_line, print_table, shown
+
+if TYPE_CHECKING:
+    from nemo_gym.view.library import Library
+    from nemo_gym.view.runs import Run
 
 _ASK_EVERY_S = 0.5
 _PATIENCE_S = 60.0
 _ANSWERS_WITHIN_S = 60.0
 _AGENTS_SHOWN = 3
+_DEFAULT_FOLDER = "results"
 
 
 def status(config: StatusConfig) -> None:
@@ -208,3 +219,112 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def view(config: ViewConfig) -> None:
+    """`ng_view`."""
+    from nemo_gym.view import export, library  # with numpy and SQLite, which asking a run does not need
+
+    opened = library.Library(_roots(config), _cache_folder())
+    try:
+        if config.export is not None:
+            target, runs = _to_export(config.export, opened)
+            count = export.export_page(runs, opened.name, config.where, config.limit, target)
+            _tell_export(config, target, count, len(runs))
+        elif config.json_format:
+            opened.read_all()
+            print(json.dumps({"runs": opened.summaries()}))
+        else:
+            _check_runs(opened)
+            _serve(config, opened)
+    finally:
+        opened.close()
+
+
+def _roots(config: ViewConfig) -> list[Path]:
+    if config.path is None:
+        return [Path(_DEFAULT_FOLDER) if Path(_DEFAULT_FOLDER).is_dir() else Path()]
+    given = [config.path] if isinstance(config.path, str) else config.path
+    roots = [Path(path).expanduser() for path in given]
+    for root in roots:
+        if not root.exists():
+            raise ConfigPathNotFoundError(f"+path={root} does not exist (looked in {Path.cwd()})")
+        if root.is_file():
+            require_rollouts(root, "path")
+    return roots
+
+
+def _cache_folder() -> Path:
+    """Where indexes are kept: `XDG_CACHE_HOME`, else ~/.cache."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if given and Path(given).is_absolute() else Path("~/.cache").expanduser()
+    return base / "nemo_gym" / "view"
+
+
+def _check_runs(library: "Library") -> None:
+    if not library.find():
+        print(f"There is no run in {library.name} yet; those that begin there will appear.", file=sys.stderr)
+
+
+def _to_export(path: str, library: "Library") -> "tuple[Path, list[Run]]":
+    """Where a page goes, and what is on it."""
+    target = Path(path).expanduser()
+    refuse_to_replace(target, "export", Kind.PAGE)
+    runs = library.read_all()
+    if not runs:
+        raise ConfigError(f"there is no run in {library.name}; name a rollouts file or a folder with +path")
+    return target, runs
+
+
+def _tell_export(config: ViewConfig, target: Path, rollouts: int, runs: int) -> None:
+    if config.json_format:
+        print(json.dumps({"export": str(target), "rollouts": rollouts, "runs": runs}))
+    else:
+        print(f"{rollouts} rollouts of {runs} {'run' if runs == 1 else 'runs'} are in {target}")
+
+
+def _serve(config: ViewConfig, library: "Library") -> None:
+    from nemo_gym.view.api import is_loopback, serve  # with FastAPI, which a page for a file does not need
+
+    def started(address: str) -> None:
+        address += fragment
+        print(f"Runs in {library.name}: {address}", flush=True)
+        if not is_loopback(config.host):
+            print("Whoever has this address can read these runs.", file=sys.stderr)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        if _is_to_open(config):
+            _open(address)
+
+    fragment = _fragment(config.where, library)
+    try:
+        serve(library, config.host, config.port, started)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on +host={config.host} +port={config.port}: {error.strerror}") from error
+
+
+def _fragment(where: str | None, library: "Library") -> str:
+    """What leads from the first page to the rollouts that a condition is about.
+
+    Raises:
+        ConfigError: it is not an expression, or it is not clear which run is meant.
+    """
+    if where is None:
+        return ""
+    runs = library.read_all()
+    if len(runs) != 1:
+        raise ConfigError(f"+where is about the rollouts of one run, and there are {len(runs)} in {library.name}")
+    runs[0].table.understand(where)
+    return f"#/runs/{runs[0].id}?where={quote(where, safe='')}"
+
+
+def _is_to_open(config: ViewConfig) -> bool:
+    """Whether a browser is to be opened: by default on a terminal with a display."""
+    if config.open is not None:
+        return config.open
+    has_display = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return has_display and sys.stdout.isatty() and not os.environ.get("SSH_CONNECTION")
+
+
+def _open(address: str) -> None:
+    if not webbrowser.open(address):
+        print("No browser could be opened; open the address yourself.", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""`ng_check_rollouts`: what is odd about rollouts, with examples and a gate for CI."""
+"""Judging runs, with a gate for CI: `ng_check_rollouts` says what is odd about one, `ng_compare` whether one is better.
+
+Both name examples, with the command that shows them.
+"""
 
 import glob
 import shlex
@@ -9,8 +12,12 @@ from typing import Any
 import orjson
 
 from nemo_gym.collect.health import MEANINGS, Check, Finding, HealthScan, Place
-from nemo_gym.compare.gate import Number, Verdict, exit_code, judge_numbers, parse_condition
+from nemo_gym.compare import CompareConfig
+from nemo_gym.compare.comparison import Comparison, compare_runs
+from nemo_gym.compare.gate import Number, Verdict, exit_code, judge, judge_numbers, parse_condition
+from nemo_gym.compare.report import as_csv, as_junit, as_markdown, headlines, notes, render_page, sections, to_json_text
 from nemo_gym.errors import ConfigPathNotFoundError
+from nemo_gym.paths import write_aside
 from nemo_gym.runs.facts import RolloutFilter
 from nemo_gym.runs.files import BESIDE_ROLLOUTS, require_rollouts
 from nemo_gym.schemas.cli_config import CheckRolloutsConfig
@@ -22,7 +29,7 @@ def check_rollouts(config: CheckRolloutsConfig) -> None:
     names = ["rollouts", "odd", *(name for check in Check for name in (str(check), f"{check}.share"))]
     conditions = [] if config.fail_if is None else [parse_condition(config.fail_if, names)]
     where = None if config.where is None else RolloutFilter(config.where)
-    paths = _paths(config)
+    paths = _files_to_check(config)
     scan = HealthScan(reward_range=config.reward_range, examples=config.examples)
     for path in paths:
         scan.read(path, where)
@@ -40,7 +47,7 @@ def check_rollouts(config: CheckRolloutsConfig) -> None:
         sys.exit(code)
 
 
-def _paths(config: CheckRolloutsConfig) -> list[Path]:
+def _files_to_check(config: CheckRolloutsConfig) -> list[Path]:
     found: list[Path] = []
     for given in [config.input] if isinstance(config.input, str) else config.input:
         path = Path(given).expanduser()
@@ -98,13 +105,63 @@ def _print_findings(scan: HealthScan, findings: list[Finding], verdicts: list[Ve
         print_table(table)
     for finding in found:
         for place in finding.examples:
-            print_line(f"{finding.check}: {place.path}, line {place.line}: {_view(place)}")
+            print_line(f"{finding.check}: {place.path}, line {place.line}: {_command_to_see(place)}")
     for verdict in verdicts:
         print_line(f"Gate: {verdict.line}")
 
 
-def _view(place: Place) -> str:
+def _command_to_see(place: Place) -> str:
     """The command that shows a rollout."""
     task, repeat = place.key
     task_text = f'"{task}"' if isinstance(task, str) else str(task)
     return shlex.join(["ng_view", f"+path={place.path}", f"+where=task == {task_text} and repeat == {repeat}"])
+
+
+def compare(config: CompareConfig) -> None:
+    """`ng_compare`."""
+    conditions = [] if config.fail_if is None else [parse_condition(config.fail_if)]
+    comparison = compare_runs(config)
+    verdicts = judge(comparison, conditions)
+    _write_files(config, comparison, verdicts)
+    if config.json_format:
+        print(to_json_text(comparison, verdicts))
+    else:
+        _print_comparison(config, comparison, verdicts)
+    code = exit_code(verdicts, config.on_undecided)
+    if code:
+        sys.exit(code)
+
+
+def _write_files(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
+    texts = {
+        ".html": lambda: render_page(comparison, verdicts),
+        ".md": lambda: as_markdown(comparison, verdicts),
+        ".json": lambda: to_json_text(comparison, verdicts) + "\n",
+        ".csv": lambda: as_csv(comparison),
+    }
+    for given in config.output:
+        with write_aside(Path(given)) as file:
+            file.write(texts[Path(given).suffix.lower()]().encode("utf-8", "replace"))
+    if config.junit is not None:
+        with write_aside(Path(config.junit)) as file:
+            file.write(as_junit(comparison, verdicts))
+
+
+def _print_comparison(config: CompareConfig, comparison: Comparison, verdicts: list[Verdict]) -> None:
+    for line in headlines(comparison):
+        print_line(line)
+    for title, table in sections(comparison):
+        print_line(f"\n{title}")
+        print_table(table)
+    if any(comparison.flips.values()):
+        paths = ",".join(str(path) for run in comparison.runs for path in run.paths)
+        print_line(f"Read them side by side: {shlex.join(['ng_view', f'+path=[{paths}]'])}")
+    listed = notes(comparison)
+    if listed:
+        print_line("")
+    for note in listed:
+        print_line(f"Note: {note}")
+    for verdict in verdicts:
+        print_line(f"Gate: {verdict.line}")
+    for path in [*config.output, *([config.junit] if config.junit else [])]:
+        print_line(f"Written: {path}")
