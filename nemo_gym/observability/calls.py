@@ -15,6 +15,7 @@ from nemo_gym.observability.store import CaptureStore
 PAYLOADS = ("request", "response", "request_raw", "response_raw")
 _RAW = "_raw"
 _NUMBERS = (int, float)
+_PLAIN_NUMBERS = {*_NUMBERS}
 _ASKED, _SAID = b'\t"request":{', b'\t"response":{'
 _PLAIN_USAGE = {
     "input_tokens",
@@ -23,6 +24,8 @@ _PLAIN_USAGE = {
     "output_tokens_details",
     "total_tokens",
 }
+_ELSEWHERE = frozenset({"choices", "content", "stop_reason"})
+"""Fields of answers in other dialects than Responses that tell how they ended, or hold tool calls and thoughts."""
 _SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens", "latency_total_ms")
 _STATUS_CATEGORIES = {
     401: "auth",
@@ -170,7 +173,8 @@ def _fields(
     model, status, response_id = told("model"), told("status"), told("id")
     stats = extract_token_stats(told("usage"))
     cached = stats["cached_tokens"]
-    calls, thoughts = _tool_calls_and_thoughts(response)
+    is_plain = _ELSEWHERE.isdisjoint(response)
+    calls, thoughts = _in_output(told("output")) if is_plain else _tool_calls_and_thoughts(response)
     noted = exchange.get
     return {
         "model_call_id": noted("model_call_id"),
@@ -181,7 +185,7 @@ def _fields(
         "dialect": noted("dialect"),
         "status_code": noted("status_code"),
         "response_status": status if isinstance(status, str) else None,
-        "finish_reason": _finish_reason(response),
+        "finish_reason": None if is_plain and told("incomplete_details") is None else _finish_reason(response),
         "started_at": noted("started_at"),
         "completed_at": noted("completed_at"),
         "tokens_in": stats["tokens_in"],
@@ -260,14 +264,7 @@ def _finish_reason(response: Mapping[str, Any]) -> str | None:
 
 def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Of an answer in any dialect."""
-    calls: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    for item in _objects(response.get("output")):
-        kind = item.get("type")
-        if kind == "function_call":
-            calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
-        elif kind == "reasoning":
-            thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
+    calls, thoughts = _in_output(response.get("output"))
     for choice in _objects(response.get("choices"))[:1]:
         message = _object(choice.get("message")) or {}
         spoken = message.get("reasoning_content") or message.get("reasoning")
@@ -280,6 +277,21 @@ def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str
             calls.append(_call(block.get("id"), block.get("name"), block.get("input")))
         elif block.get("type") == "thinking" and isinstance(block.get("thinking"), str):
             thoughts.append(block["thinking"])
+    return calls, thoughts
+
+
+def _in_output(items: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Tool calls and thoughts of an answer of the Responses API."""
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if kind == "function_call":
+            calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
+        elif kind == "reasoning":
+            thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
     return calls, thoughts
 
 
@@ -328,7 +340,9 @@ def summed(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     given = list(calls)
     sums: dict[str, Any] = {}
     for name in _SUMMED:
-        told = [value for call in given if isinstance(value := call.get(name), _NUMBERS)]
+        told = [call.get(name) for call in given]
+        if not {*map(type, told)} <= _PLAIN_NUMBERS:
+            told = [value for value in told if isinstance(value, _NUMBERS)]
         sums[name] = sum(told) if told else None
     if isinstance(sums["latency_total_ms"], float):
         sums["latency_total_ms"] = round(sums["latency_total_ms"], 2)
