@@ -12,7 +12,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_gym.config_types import ModelServerRef
-from nemo_gym.observability.store import CaptureStore
+from nemo_gym.observability.store import CaptureStore, apart
 
 Ending = Literal["complete", "incomplete", "error"]
 _RESPONSE_ENDS: dict[str, Ending] = {
@@ -29,25 +29,11 @@ _MARKS = {
 _RAW = "_raw"
 _NUMBERS = (int, float)
 _PLAIN_NUMBERS = {*_NUMBERS}
-_ASKED, _SAID = b'\t"request":{', b'\t"response":{'
-_PLAIN_USAGE = {
-    "input_tokens",
-    "input_tokens_details",
-    "output_tokens",
-    "output_tokens_details",
-    "total_tokens",
-}
+_PLAIN_USAGE = {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}
 _ELSEWHERE = frozenset({"choices", "content", "stop_reason"})
 """Fields of answers in other dialects than Responses that tell how they ended, or hold tool calls and thoughts."""
 _SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens", "latency_total_ms")
-_STATUS_CATEGORIES = {
-    401: "auth",
-    403: "auth",
-    404: "not_found",
-    408: "timeout",
-    429: "rate_limit",
-    504: "timeout",
-}
+_STATUS_CATEGORIES = {401: "auth", 403: "auth", 404: "not_found", 408: "timeout", 429: "rate_limit", 504: "timeout"}
 
 
 class ModelCallRecord(BaseModel):
@@ -224,30 +210,20 @@ class UnreadCall(NamedTuple):
     """Without payloads."""
     request: bytes
     response: dict[str, Any]
+    """To be written: the tools in it may be a fragment."""
 
 
 def left_unread(content: bytes) -> list[UnreadCall] | None:
     """The calls in a file of captured ones, whose requests are not read; None unless all can be taken apart so.
 
-    Where a line broke off, and another goes on, what follows a tab is not what should, or the rest is no JSON.
-
     Raises:
         ValueError, LookupError: they only look as if they could.
     """
-    read, unread, start = [], [], 0
-    while (asked := content.find(b"\t", start)) >= 0:
-        said = content.find(b"\t", asked + 1)
-        end = content.find(b"\n", said)
-        if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
-            return None
-        read.append(content[start:asked] + content[said:end])
-        unread.append(content[asked + len(_ASKED) - 1 : said - 1])
-        start = end + 1
-    if not unread or start != len(content):
+    parts = apart(content)
+    if parts is None:
         return None
     calls = []
-    exchanges = orjson.loads(b"[%b]" % b",".join(read))
-    for number, (exchange, request) in enumerate(zip(exchanges, unread, strict=True)):
+    for number, (exchange, request) in enumerate(zip(parts.exchanges, parts.requests, strict=True)):
         response = exchange["response"]
         fields = _fields(exchange, response, {}, number, {})
         if fields["model"] is None or next(reversed(exchange)) != "response":

@@ -159,7 +159,7 @@ def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured:
     if len({tool["tool_call_id"] for tool in tools if tool["output"] is not None}) < len(tools):
         return None
     unique = {(each["code"], each["invocation_id"], each["detail"]) for each in gaps}
-    if len(unique) < len(gaps) or len(rest) > 2 or any(code == _REDACTED for code, _, _ in unique):
+    if len(unique) < len(gaps) or len(rest) > 2 or _REDACTED in {code for code, _, _ in unique}:
         return None
     calls = [_call_with(call.fields, orjson.Fragment(call.request), call.response) for call in captured]
     return b"".join((*told, b'],"model_calls":', orjson.dumps(calls), b',"tool_calls":[', after))
@@ -168,14 +168,13 @@ def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured:
 def _with_calls_named(account: bytes, captured: Iterable[UnreadCall]) -> list[bytes] | None:
     """The beginning of an account in pieces, with names for the calls it refers to; None unless each is one of them."""
     named: dict[bytes, bytes | None] = {}
-    ref = b""
-    for each in captured:
-        call = each.fields
+    usual = 0
+    for call, _, _ in captured:
         ref = orjson.dumps({"model_ref": call["model_ref"], "response_id": call["response_id"]})[1:]
         named[ref] = None if ref in named else b'{"model_call_id":%b,' % orjson.dumps(call["model_call_id"])
+        usual = len(ref)
     first, *others = account.split(_UNNAMED)
     pieces = [first]
-    usual = len(ref)
     for other in others:
         end = usual
         if (name := named.get(other[:usual])) is None:  # another may be longer
