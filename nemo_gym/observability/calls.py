@@ -12,7 +12,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_gym.config_types import ModelServerRef
-from nemo_gym.observability.store import CaptureStore
+from nemo_gym.observability.store import CaptureStore, apart
 
 Ending = Literal["complete", "incomplete", "error"]
 _RESPONSE_ENDS: dict[str, Ending] = {
@@ -28,23 +28,12 @@ _MARKS = {
 }
 _RAW = "_raw"
 _NUMBERS = (int, float)
-_ASKED, _SAID = b'\t"request":{', b'\t"response":{'
-_PLAIN_USAGE = {
-    "input_tokens",
-    "input_tokens_details",
-    "output_tokens",
-    "output_tokens_details",
-    "total_tokens",
-}
+_PLAIN_NUMBERS = {*_NUMBERS}
+_PLAIN_USAGE = {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}
+_ELSEWHERE = frozenset({"choices", "content", "stop_reason"})
+"""Fields of answers in other dialects than Responses that tell how they ended, or hold tool calls and thoughts."""
 _SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "cached_tokens", "latency_total_ms")
-_STATUS_CATEGORIES = {
-    401: "auth",
-    403: "auth",
-    404: "not_found",
-    408: "timeout",
-    429: "rate_limit",
-    504: "timeout",
-}
+_STATUS_CATEGORIES = {401: "auth", 403: "auth", 404: "not_found", 408: "timeout", 429: "rate_limit", 504: "timeout"}
 
 
 class ModelCallRecord(BaseModel):
@@ -183,7 +172,8 @@ def _fields(
     model, status, response_id = told("model"), told("status"), told("id")
     stats = extract_token_stats(told("usage"))
     cached = stats["cached_tokens"]
-    calls, thoughts = _tool_calls_and_thoughts(response)
+    is_plain = _ELSEWHERE.isdisjoint(response)
+    calls, thoughts = _in_output(told("output")) if is_plain else _tool_calls_and_thoughts(response)
     noted = exchange.get
     return {
         "model_call_id": noted("model_call_id"),
@@ -194,7 +184,7 @@ def _fields(
         "dialect": noted("dialect"),
         "status_code": noted("status_code"),
         "response_status": status if isinstance(status, str) else None,
-        "finish_reason": _finish_reason(response),
+        "finish_reason": None if is_plain and told("incomplete_details") is None else _finish_reason(response),
         "started_at": noted("started_at"),
         "completed_at": noted("completed_at"),
         "tokens_in": stats["tokens_in"],
@@ -220,30 +210,20 @@ class UnreadCall(NamedTuple):
     """Without payloads."""
     request: bytes
     response: dict[str, Any]
+    """To be written: the tools in it may be a fragment."""
 
 
 def left_unread(content: bytes) -> list[UnreadCall] | None:
     """The calls in a file of captured ones, whose requests are not read; None unless all can be taken apart so.
 
-    Where a line broke off, and another goes on, what follows a tab is not what should, or the rest is no JSON.
-
     Raises:
         ValueError, LookupError: they only look as if they could.
     """
-    read, unread, start = [], [], 0
-    while (asked := content.find(b"\t", start)) >= 0:
-        said = content.find(b"\t", asked + 1)
-        end = content.find(b"\n", said)
-        if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
-            return None
-        read.append(content[start:asked] + content[said:end])
-        unread.append(content[asked + len(_ASKED) - 1 : said - 1])
-        start = end + 1
-    if not unread or start != len(content):
+    parts = apart(content)
+    if parts is None:
         return None
     calls = []
-    exchanges = orjson.loads(b"[%b]" % b",".join(read))
-    for number, (exchange, request) in enumerate(zip(exchanges, unread, strict=True)):
+    for number, (exchange, request) in enumerate(zip(parts.exchanges, parts.requests, strict=True)):
         response = exchange["response"]
         fields = _fields(exchange, response, {}, number, {})
         if fields["model"] is None or next(reversed(exchange)) != "response":
@@ -273,14 +253,7 @@ def _finish_reason(response: Mapping[str, Any]) -> str | None:
 
 def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Of an answer in any dialect."""
-    calls: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    for item in _objects(response.get("output")):
-        kind = item.get("type")
-        if kind == "function_call":
-            calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
-        elif kind == "reasoning":
-            thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
+    calls, thoughts = _in_output(response.get("output"))
     for choice in _objects(response.get("choices"))[:1]:
         message = _object(choice.get("message")) or {}
         spoken = message.get("reasoning_content") or message.get("reasoning")
@@ -293,6 +266,21 @@ def _tool_calls_and_thoughts(response: Mapping[str, Any]) -> tuple[list[dict[str
             calls.append(_call(block.get("id"), block.get("name"), block.get("input")))
         elif block.get("type") == "thinking" and isinstance(block.get("thinking"), str):
             thoughts.append(block["thinking"])
+    return calls, thoughts
+
+
+def _in_output(items: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Tool calls and thoughts of an answer of the Responses API."""
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if kind == "function_call":
+            calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments")))
+        elif kind == "reasoning":
+            thoughts += [part["text"] for part in _objects(item.get("summary")) if isinstance(part.get("text"), str)]
     return calls, thoughts
 
 
@@ -341,7 +329,9 @@ def summed(calls: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     given = list(calls)
     sums: dict[str, Any] = {}
     for name in _SUMMED:
-        told = [value for call in given if isinstance(value := call.get(name), _NUMBERS)]
+        told = [call.get(name) for call in given]
+        if not {*map(type, told)} <= _PLAIN_NUMBERS:
+            told = [value for value in told if isinstance(value, _NUMBERS)]
         sums[name] = sum(told) if told else None
     if isinstance(sums["latency_total_ms"], float):
         sums["latency_total_ms"] = round(sums["latency_total_ms"], 2)

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ValidationError, model_validator
@@ -44,6 +44,10 @@ PAYLOADS = ("request", "response", "request_raw", "response_raw")
 """What was asked of a model and said by it, in a captured call."""
 _FIT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _PORTION_BYTES = 1 << 16
+_ASKED, _SAID = b'\t"request":{', b'\t"response":{'
+_TOOLS = b'"tools":'
+_MANY_BYTES = 100
+"""From which on it pays to read what is repeated only once."""
 _SUFFIX, _INCOMPLETE_SUFFIX = ".capture.jsonl", ".capture.incomplete"
 
 
@@ -189,6 +193,63 @@ class CaptureStore:
             if os.access(path, os.F_OK):  # hardly ever, and in half the time of trying
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)  # noqa: PTH108 - cheaper
+
+
+class Apart(NamedTuple):
+    """The lines of a file of captured calls, taken apart."""
+
+    exchanges: list[dict[str, Any]]
+    """Without their requests; the tools of an answer may be a fragment."""
+    requests: list[bytes]
+    """As they are written."""
+
+
+def apart(content: bytes) -> Apart | None:
+    """Lines whose requests are our own writing, without and for these; None unless all lines are of that kind.
+
+    Where a line broke off, and another goes on, what follows a tab is not what should, or the rest is no JSON.
+
+    Raises:
+        ValueError, LookupError: they only look as if they were.
+    """
+    read, unread, start = [], [], 0
+    while (asked := content.find(b"\t", start)) >= 0:
+        said = content.find(b"\t", asked + 1)
+        end = content.find(b"\n", said)
+        if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
+            return None
+        read.append(content[start:asked] + content[said:end])
+        unread.append(content[asked + len(_ASKED) - 1 : said - 1])
+        start = end + 1
+    return Apart(_exchanges(read), unread) if unread and start == len(content) else None
+
+
+def _exchanges(written: list[bytes]) -> list[dict[str, Any]]:
+    """Exchanges without what was asked; tools that all answers repeat, often most of them, are read once.
+
+    Raises:
+        ValueError, LookupError: as `apart`.
+    """
+    first = orjson.loads(written[0])
+    tools = orjson.dumps(first["response"].get("tools"))
+    shorter = [less for line in written[1:] if (less := _without_tools(line, tools)) is not None]
+    if len(tools) < _MANY_BYTES or len(shorter) < len(written) - 1:
+        return [first, *orjson.loads(b"[%b]" % b",".join(written[1:]))]
+    others = orjson.loads(b"[%b]" % b",".join(shorter))
+    for exchange in others:
+        if exchange["response"]["tools"] is not None:
+            raise LookupError("what looks like the tools of an answer stands elsewhere in it")
+        exchange["response"]["tools"] = orjson.Fragment(tools)
+    return [first, *others]
+
+
+def _without_tools(line: bytes, tools: bytes) -> bytes | None:
+    """A line with null for its tools; None unless they are there, once, and these."""
+    start = line.find(_TOOLS) + len(_TOOLS)
+    end = start + len(tools)
+    if not line.startswith(tools, start) or line.find(_TOOLS, end) >= 0:
+        return None
+    return b"%bnull%b" % (line[:start], line[end:])
 
 
 def _fit(rollout_id: str) -> str:

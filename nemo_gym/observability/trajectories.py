@@ -153,30 +153,33 @@ def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured:
     told = _with_calls_named(account[:cut], captured)
     if told is None or cut < 0 or times != sorted(times):  # then turns may have to be sorted
         return None
-    rest = orjson.loads(b'{"tool_calls":[' + account[cut + len(_BEFORE_TOOLS) :])
+    after = account[cut + len(_BEFORE_TOOLS) :]
+    rest = orjson.loads(b'{"tool_calls":[' + after)
     tools, gaps = rest["tool_calls"], rest["gaps"]
     if len({tool["tool_call_id"] for tool in tools if tool["output"] is not None}) < len(tools):
         return None
-    unique = {(each["code"], each["invocation_id"], each["detail"]): each for each in gaps}
-    if any(code == _REDACTED for code, _, _ in unique):
+    unique = {(each["code"], each["invocation_id"], each["detail"]) for each in gaps}
+    if len(unique) < len(gaps) or len(rest) > 2 or _REDACTED in {code for code, _, _ in unique}:
         return None
     calls = [_call_with(call.fields, orjson.Fragment(call.request), call.response) for call in captured]
-    end = orjson.dumps({"model_calls": calls, "tool_calls": tools, "gaps": list(unique.values())})
-    return b"".join((*told, b"],", memoryview(end)[len(b"{") :]))
+    return b"".join((*told, b'],"model_calls":', orjson.dumps(calls), b',"tool_calls":[', after))
 
 
 def _with_calls_named(account: bytes, captured: Iterable[UnreadCall]) -> list[bytes] | None:
     """The beginning of an account in pieces, with names for the calls it refers to; None unless each is one of them."""
     named: dict[bytes, bytes | None] = {}
-    for each in captured:
-        call = each.fields
+    usual = 0
+    for call, _, _ in captured:
         ref = orjson.dumps({"model_ref": call["model_ref"], "response_id": call["response_id"]})[1:]
         named[ref] = None if ref in named else b'{"model_call_id":%b,' % orjson.dumps(call["model_call_id"])
+        usual = len(ref)
     first, *others = account.split(_UNNAMED)
     pieces = [first]
     for other in others:
-        end = other.find(b"}", other.find(b"}") + 1) + 1
-        name = named.get(other[:end])
+        end = usual
+        if (name := named.get(other[:usual])) is None:  # another may be longer
+            end = other.find(b"}", other.find(b"}") + 1) + 1
+            name = named.get(other[:end])
         if name is None or other.startswith(_SILENT, end):
             return None
         pieces += (name, other)

@@ -2,7 +2,11 @@
 
 import contextlib
 import json
+import os
+import re
 import stat
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,9 +30,10 @@ from nemo_gym.base_responses_api_model import (
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.request import json_bytes
 from nemo_gym.observability.calls import rebuilt
+from nemo_gym.observability.store import Observing
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.servers.capture import request_json
-from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, TOOL, speaking
+from nemo_gym.servers.capture import _new_id, request_json
+from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, SERVER, TOOL, speaking
 
 HI: Any = [{"role": "user", "content": "hi"}]
 FAIL: Any = [{"role": "user", "content": "fail"}]
@@ -197,6 +202,42 @@ def test_a_store_that_cannot_be_written_to_costs_the_capture_and_not_the_answer(
             assert sdk.responses.create(model="m", input="hi").output_text == "You said: hi"
 
     assert CaptureStore(folder).is_incomplete("3-1")
+
+
+def test_calls_that_were_answered_are_in_the_record_although_the_server_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(SERVER), "responses", "observability_enabled=true"]
+    command.append(f"model_call_capture_dir={tmp_path}")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        sdk, _ = clients(f"http://127.0.0.1:{int(server.stdout.readline())}", "3-1")
+        answers = [sdk.responses.create(model="m", input=text).id for text in ("one", "two")]
+        server.kill()
+    with pytest.raises(openai.APIConnectionError):
+        sdk.responses.create(model="m", input="three")
+
+    row = {"_ng_task_index": 3, "_ng_rollout_index": 1}
+    record: dict[str, Any] = {**row, "_ng_failure_class": "connection_failed"}
+    Observing([tmp_path]).fold(row, record)
+    calls = record["ng_trajectory"]["model_calls"]
+    assert [call["response_metadata"]["response_id"] for call in calls] == answers
+    assert [call["request"]["input"] for call in calls] == ["one", "two"]
+    assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 2
+    assert "gaps" not in record["ng_model_call_capture"]
+
+
+def test_no_two_calls_have_the_same_id_not_even_in_two_processes() -> None:
+    given = [_new_id() for _ in range(200)]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, _new_id().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    given += [os.read(reading, 100).decode(), _new_id()]
+    os.close(reading)
+    os.close(writing)
+    assert len(set(given)) == len(given)
+    assert all(re.fullmatch(r"[0-9a-f]{32}", each) for each in given)
 
 
 def test_nothing_is_captured_unless_it_is_asked_for(tmp_path: Path) -> None:

@@ -301,6 +301,58 @@ def test_what_our_servers_wrote_is_folded_unread_to_the_same_bytes(tmp_path: Pat
     assert trajectory["model_calls"][1]["request"] == exchange_of(2)["request"]
 
 
+MANY_TOOLS = [
+    {"type": "function", "name": f"tool_{number}", "parameters": {"properties": {"tools": {"type": "array"}}}}
+    for number in range(3)
+]
+
+
+def answering(number: int, **more: Any) -> bytes:
+    """The line of a call whose answer has further fields."""
+    return written(exchange_of(number, response={**exchange_of(number)["response"], **more}))
+
+
+TOOLS_OF_ANSWERS = {
+    "repeated": [answering(number, tools=MANY_TOOLS, object="response") for number in (1, 2, 3)],
+    "of one": [answering(1, tools=MANY_TOOLS)],
+    "other ones": [answering(1, tools=MANY_TOOLS), answering(2, tools=MANY_TOOLS[1:]), answering(3, tools=[])],
+    "more": [answering(1, tools=MANY_TOOLS), answering(2, tools=[*MANY_TOOLS, {}])],
+    "gone": [answering(1, tools=MANY_TOOLS), answering(2)],
+    "null": [answering(1, tools=MANY_TOOLS), answering(2, tools=None)],
+    "twice": [answering(1, tools=MANY_TOOLS), answering(2, tools=MANY_TOOLS, metadata={"tools": MANY_TOOLS})],
+    "first elsewhere": [answering(1, tools=MANY_TOOLS), answering(2, metadata={"tools": MANY_TOOLS}, tools=None)],
+    "written otherwise": [
+        answering(1, tools=MANY_TOOLS),
+        answering(2, tools=MANY_TOOLS).replace(b'"tools":[{"type"', b'"tools": [ {"type"'),  # of the answer
+    ],
+    "few": [answering(number, tools=[{}]) for number in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("lines", TOOLS_OF_ANSWERS.values(), ids=TOOLS_OF_ANSWERS)
+def test_tools_that_answers_repeat_are_in_the_record_as_if_each_was_read(tmp_path: Path, lines: list[bytes]) -> None:
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
+    unread, read, is_left = both_ways(tmp_path, account_of(*range(1, len(lines) + 1)))
+    assert is_left
+    assert unread == read
+
+
+def test_tools_that_stand_only_elsewhere_in_an_answer_are_read_after_all(tmp_path: Path) -> None:
+    lines = [answering(1, tools=MANY_TOOLS), answering(2, metadata={"tools": MANY_TOOLS})]
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
+    unread, read, is_left = both_ways(tmp_path, account_of(1, 2))
+    assert not is_left
+    assert unread == read
+
+
+def test_calls_are_named_whose_answers_have_names_of_different_lengths(tmp_path: Path) -> None:
+    lines = [written(exchange_of(number)) for number in (8, 9, 10, 11)]
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
+    unread, read, is_left = both_ways(tmp_path, account_of(8, 9, 10, 11))
+    assert is_left
+    assert unread == read
+
+
 def test_a_rollout_of_bundled_servers_is_folded_unread(tmp_path: Path) -> None:
     row = rows_of_example(1)[0]
     observing: dict[str, Any] = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
@@ -351,6 +403,8 @@ ODD_ACCOUNTS = {
     "with a tool call twice": account_of(1, 2, tool_calls=account_of(1)["tool_calls"] * 2),
     "silent": account_of(1, 2, invocations=[{**account_of(1, 2)["invocations"][0], "conversation": []}]),
     "without turns": account_of(),
+    "with a gap twice": account_of(1, 2, gaps=account_of(1)["gaps"] * 2),
+    "with more than there should be": account_of(1, 2, further=[]),
     "invalid": {"schema_version": "1.0"},
 }
 
