@@ -41,7 +41,7 @@ from nemo_gym.http.session import (
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
 from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
 from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
-from nemo_gym.http.transports.response import RawHeaders
+from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.keys import (
     DEFAULT_HEAD_SERVER_PORT,
     DEFAULT_HOST,
@@ -109,7 +109,7 @@ class ServerClient(BaseModel):
 
         Of a pydantic model given as `json` only the fields that were set go out.
         """
-        path = url_path if url_path.startswith("/") else f"/{url_path}"
+        path = url_path if url_path[:1] == "/" else f"/{url_path}"
         log = CALL_LOG.get()
         started_s = 0.0
         if log is not None:
@@ -118,20 +118,20 @@ class ServerClient(BaseModel):
         try:
             address, url = self._address_of(server_name)
             hosted = find_local_app(server_name, address)
-            given = kwargs.get("json")
-            if hosted is not None and given is not None and _PLAIN_CALL.issuperset(kwargs):
-                is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
-                body, content = (b"", given) if is_taken else (json_bytes(given), None)
-                plain = json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
-                return await self._request_in_memory(hosted, plain, kwargs)
-            kwargs = with_json_body(kwargs)
-            if type(kwargs.get("data")) is ListsBeside:
-                return await self._request_in_two_parts(server_name, path, method, kwargs)
-            if hosted is not None:
-                translated = local_request(method, url, path, kwargs, address)
-                if translated is not None:
-                    return await self._request_in_memory(hosted, translated, kwargs)
-            return await self._request_over_http(server_name, path, method, kwargs)
+            asked = None if hosted is None else _asked_in_memory(hosted, method, url, path, kwargs, address)
+            if hosted is None or asked is None:
+                return await self._request_elsewhere(server_name, path, method, kwargs)
+            settings = current_settings()
+            tried_s = time.monotonic()
+            try:
+                response = await hosted.exchange(asked, asked.timeout_s or settings.http_total_timeout_s)
+            except TRANSPORT_ERRORS as error:
+                tries = Tries(settings.retry_between_servers, failures=1, started_s=tried_s)
+                call = Call(asked.method, asked.url, server_name, internal=True)
+                raise call_failure(error, call, tries) from error
+            if response.status in REDIRECTS:
+                return await self._redirected(response, server_name, kwargs)
+            return response  # type: ignore[return-value]  # which is one to its callers
         finally:
             if log is not None:
                 log.note(server_name, path, started_s)
@@ -193,17 +193,13 @@ class ServerClient(BaseModel):
             method, lambda: self._address_of(server_name)[1] + path, kwargs, server_name=server_name, internal=True
         )
 
-    async def _request_in_two_parts(
+    async def _request_elsewhere(
         self, server_name: str, path: str, method: str, kwargs: dict[str, Any]
     ) -> ClientResponse:
-        """Hand a document over as it is to a server that takes it so, or else whole."""
-        address, url = self._address_of(server_name)
-        hosted, beside = find_local_app(server_name, address), kwargs["data"]
-        if hosted is not None and takes_over(hosted, method, path, beside):
-            request = local_request(method, url, path, {**kwargs, "data": beside.envelope}, address)
-            if request is not None:
-                return await self._request_in_memory(hosted, request._replace(content=beside), kwargs)
-        return await self.request(server_name, path, method, **{**kwargs, "data": beside.whole()})
+        kwargs = with_json_body(kwargs)
+        if type(kwargs.get("data")) is ListsBeside:
+            kwargs = {**kwargs, "data": kwargs["data"].whole()}
+        return await self._request_over_http(server_name, path, method, kwargs)
 
     @cached_property
     def _is_observed(self) -> bool:
@@ -229,27 +225,40 @@ class ServerClient(BaseModel):
         is_fit = rollout_id is not None and ROLLOUT_ID_PATTERN.fullmatch(rollout_id)
         return rollout_path_prefix(rollout_id) + path if is_fit else path
 
-    async def _request_in_memory(
-        self, hosted: HostedApp, request: LocalRequest, kwargs: dict[str, Any]
+    async def _redirected(
+        self, response: LocalResponse, server_name: str, kwargs: dict[str, Any]
     ) -> ClientResponse:
-        settings = current_settings()
-        timeout_s = request.timeout_s or settings.http_total_timeout_s
-        started_s = time.monotonic()
-        try:
-            response = await hosted.exchange(request, timeout_s)
-        except TRANSPORT_ERRORS as error:
-            tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
-            call = Call(request.method, request.url, hosted.name, internal=True)
-            raise call_failure(error, call, tries) from error
-        redirect = None
-        if response.status in REDIRECTS:
-            if type(kwargs.get("data")) is ListsBeside:
-                kwargs = {**kwargs, "data": kwargs["data"].whole()}
-            redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
+        """What comes of an answer that may lead elsewhere."""
+        if type(kwargs.get("data")) is ListsBeside:
+            kwargs = {**kwargs, "data": kwargs["data"].whole()}
+        redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
         if redirect is None:
             return response  # type: ignore[return-value]  # which is one to its callers
         method, url, kwargs = redirect
-        return await send(method, lambda: url, kwargs, server_name=hosted.name, internal=True)
+        return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
+
+
+def _asked_in_memory(
+    hosted: HostedApp, method: str, url: str, path: str, kwargs: dict[str, Any], address: Address
+) -> LocalRequest | None:
+    """The request that `kwargs` describe, to a server that lives here; None when only aiohttp can make it.
+
+    What the server takes as it is becomes no JSON on the way.
+    """
+    given = kwargs.get("json")
+    if given is not None and _PLAIN_CALL.issuperset(kwargs):
+        is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
+        body, content = (b"", given) if is_taken else (json_bytes(given), None)
+        return json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
+    if "json" in kwargs:
+        kwargs = with_json_body({**kwargs})
+    beside = kwargs.get("data")
+    if type(beside) is not ListsBeside:
+        return local_request(method, url, path, kwargs, address)
+    if not takes_over(hosted, method, path, beside):
+        return local_request(method, url, path, {**kwargs, "data": beside.whole()}, address)
+    request = local_request(method, url, path, {**kwargs, "data": beside.envelope}, address)
+    return None if request is None else request._replace(content=beside)
 
 
 class _Route(NamedTuple):

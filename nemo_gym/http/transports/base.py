@@ -88,6 +88,10 @@ class LocalRequest(NamedTuple):
     """All that goes over the wire before the body, where somebody knows it; it says the same as the fields above."""
 
 
+_as_request = tuple.__new__
+"""Makes a `LocalRequest` of all its fields, in a third of the time that its own constructor takes."""
+
+
 class Transport(Protocol):
     """One way for a request to reach a server."""
 
@@ -279,7 +283,7 @@ def local_request(
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
-    return LocalRequest(method, *target, headers, body, timeout, None, address)
+    return _as_request(LocalRequest, (method, *target, headers, body, timeout, None, address, None))
 
 
 def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
@@ -306,10 +310,14 @@ def json_request(
     address: Address | TlsAddress | None = None,
 ) -> LocalRequest:
     """What nearly every call between servers is; `method` is in capitals."""
-    headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
+    length = (b"content-length", b"%d" % len(body))
     if cookies:
-        headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
-    return LocalRequest(method, *_target(base_url, url_path), headers, body, None, content, address)
+        own = (b"cookie", _cookie_header(cookies, base_url, url_path).encode())
+        headers = [own, *_json_headers(base_url), length]
+    else:
+        headers = [*_json_headers(base_url), length]
+    target = _target(base_url, url_path)
+    return _as_request(LocalRequest, (method, *target, headers, body, None, content, address, None))
 
 
 @lru_cache

@@ -104,23 +104,34 @@ class HostedApp:
             TimeoutError: no complete answer within `timeout_s`.
             aiohttp.ServerDisconnectedError: the server was stopped before it answered.
         """
-        scope = _scope(self, request)
-        url = request.url
-        call = self.direct.find(request.method, request.path) if self.direct is not None else None
-        if call is None:
+        method, url, path, raw_path, query, headers, body, _, content, address, _ = request
+        scope: Scope = {
+            **_COMMON_SCOPE,
+            "asgi": _ASGI.copy(),
+            "method": method,
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers,
+            "server": address,
+            "state": {**self.state},
+        }
+        direct = self.direct
+        call = None if direct is None else direct.find(method, path)
+        if call is None or direct is None:
             return await _call_app(self, self.app, scope, request, timeout_s, url)
-        assert self.direct is not None
-        work = self.direct.answer(call, scope, request.body, _nothing_more, request.content)
-        if request.path in self.cancellable_paths:
+        work = direct.answer(call, scope, body, _nothing_more, content)
+        if path in self.cancellable_paths:
             with time_limit(timeout_s):
                 answer = await work
-        elif self.direct.never_waits(call):
+        elif direct.never_waits(call):
             answer = _at_once(work)
         else:
             answer = await _carried_out(work, timeout_s)
-        if not isinstance(answer, Answer):
+        if type(answer) is not Answer:
             return await _call_app(self, answer, scope, request, timeout_s, url)
-        return LocalResponse(request.method, url, answer.status, answer.headers, answer.body, parsed=answer.content)
+        status, headers, body, content = answer
+        return LocalResponse(method, url, status, headers, body, parsed=content)
 
 
 _HOSTED: dict[asyncio.AbstractEventLoop, dict[str, HostedApp]] = {}
@@ -341,16 +352,3 @@ async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Excha
         logger.error("Server %r failed at %s %s", hosted.name, scope["method"], scope["path"], exc_info=error)
     exchange.fail()
 
-
-def _scope(hosted: HostedApp, request: LocalRequest) -> Scope:
-    return {
-        **_COMMON_SCOPE,
-        "asgi": _ASGI.copy(),
-        "method": request.method,
-        "path": request.path,
-        "raw_path": request.raw_path,
-        "query_string": request.query,
-        "headers": request.headers,
-        "server": request.address,
-        "state": {**hosted.state},
-    }
