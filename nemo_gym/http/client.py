@@ -62,7 +62,7 @@ from nemo_gym.rollout_correlation import (
     rollout_path_prefix,
 )
 from nemo_gym.schemas.server_config import ServerStatus
-from nemo_gym.schemas.wire import ListsBeside
+from nemo_gym.schemas.wire import IN_PARTS
 
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
@@ -197,7 +197,7 @@ class ServerClient(BaseModel):
         self, server_name: str, path: str, method: str, kwargs: dict[str, Any]
     ) -> ClientResponse:
         kwargs = with_json_body(kwargs)
-        if type(kwargs.get("data")) is ListsBeside:
+        if type(kwargs.get("data")) in IN_PARTS:
             kwargs = {**kwargs, "data": kwargs["data"].whole()}
         return await self._request_over_http(server_name, path, method, kwargs)
 
@@ -225,11 +225,9 @@ class ServerClient(BaseModel):
         is_fit = rollout_id is not None and ROLLOUT_ID_PATTERN.fullmatch(rollout_id)
         return rollout_path_prefix(rollout_id) + path if is_fit else path
 
-    async def _redirected(
-        self, response: LocalResponse, server_name: str, kwargs: dict[str, Any]
-    ) -> ClientResponse:
+    async def _redirected(self, response: LocalResponse, server_name: str, kwargs: dict[str, Any]) -> ClientResponse:
         """What comes of an answer that may lead elsewhere."""
-        if type(kwargs.get("data")) is ListsBeside:
+        if type(kwargs.get("data")) in IN_PARTS:
             kwargs = {**kwargs, "data": kwargs["data"].whole()}
         redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
         if redirect is None:
@@ -252,13 +250,13 @@ def _asked_in_memory(
         return json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
     if "json" in kwargs:
         kwargs = with_json_body({**kwargs})
-    beside = kwargs.get("data")
-    if type(beside) is not ListsBeside:
+    parts: Any = kwargs.get("data")
+    if type(parts) not in IN_PARTS:
         return local_request(method, url, path, kwargs, address)
-    if not takes_over(hosted, method, path, beside):
-        return local_request(method, url, path, {**kwargs, "data": beside.whole()}, address)
-    request = local_request(method, url, path, {**kwargs, "data": beside.envelope}, address)
-    return None if request is None else request._replace(content=beside)
+    if not takes_over(hosted, method, path, parts):
+        return local_request(method, url, path, {**kwargs, "data": parts.whole()}, address)
+    request = local_request(method, url, path, {**kwargs, "data": parts.envelope}, address)
+    return None if request is None else request._replace(content=parts)
 
 
 class _Route(NamedTuple):
@@ -283,7 +281,7 @@ class RolloutSender:
         self._replicas = client._addresses.replicas
         self._timeout_s = current_settings().http_total_timeout_s
         self._is_plain = (
-            (type(client).post, type(client).request) == _OWN_CALLS
+            makes_its_calls(client)
             and replaceable("get_global_aiohttp_client", get_global_aiohttp_client) is get_global_aiohttp_client
             and CALL_LOG.get() is None
             and rollout_header() is None
@@ -338,6 +336,14 @@ class RolloutSender:
 
 
 _OWN_CALLS = (ServerClient.post, ServerClient.request)
+
+
+def makes_its_calls(client: ServerClient) -> bool:
+    """Whether a client makes its calls as this module does: nobody stands in for it, or for a part of it."""
+    kind = type(client)
+    return (getattr(kind, "post", None), getattr(kind, "request", None)) == _OWN_CALLS
+
+
 _ATTEMPT = ATTEMPT_HEADER.encode()
 _LENGTH = b"\r\ncontent-length: "
 

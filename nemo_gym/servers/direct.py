@@ -156,12 +156,7 @@ class DirectLane:
                 raise
             except BaseException as error:  # noqa: BLE001 - the one place on this way that turns failures into answers
                 answer = await self._failed(error, scope, receive)
-            if type(answer) is Answer and answer[0] < _BAD_REQUEST:
-                answer[1].append(self._sessions.header(session))
-                if log is not None:
-                    answer[1].append(log.header())
-            else:
-                answer = self._with_headers(answer, session, log)
+            answer = self._with_headers(answer, session, log)
             if self._lifetimes is not None:
                 await self._lifetimes.request_answered(scope)
             return answer

@@ -35,6 +35,7 @@ from nemo_gym.server_utils import (
     json_answer,
     json_bytes,
     keep_partial,
+    makes_its_calls,
     raise_for_status,
     takes_unread,
     time_limit,
@@ -339,9 +340,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return (self._prefix(current_rollout_id()) if is_named else "") + _RESPONSES_PATH
 
     async def _verify(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
-        answer = await self._post_to_environment(
-            "/verify", cookies, data=with_response(row, response), headers=_VERIFY_HEADERS
-        )
+        is_own_call = type(self)._post_to_environment is SimpleAgent._post_to_environment
+        asked = with_response(row, response, to_hand_over=is_own_call and makes_its_calls(self.server_client))
+        answer = await self._post_to_environment("/verify", cookies, data=asked, headers=_VERIFY_HEADERS)
         if not answer.ok:
             await raise_for_status(answer)
         verdict = await answer.read()

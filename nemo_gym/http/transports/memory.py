@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
-from pydantic import BaseModel
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.errors import AnswerTooLargeError
@@ -29,7 +28,6 @@ from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.http.transports.session import current_settings
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.rollout_correlation import without_rollout_prefix
-from nemo_gym.schemas.wire import ListsBeside
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +171,7 @@ def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
     return hosted if hosted is not None and address in hosted.addresses else None
 
 
-def takes_over(hosted: HostedApp, method: str, path: str, content: BaseModel | ListsBeside) -> bool:
+def takes_over(hosted: HostedApp, method: str, path: str, content: Any) -> bool:
     """Whether a server takes `content` as it is, so that it need not become JSON on the way."""
     call = hosted.direct.find(method, path) if hosted.direct is not None else None
     return call is not None and bool(call.takes(content))
@@ -351,4 +349,3 @@ async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Excha
     except BaseException as error:  # also SystemExit: a handler must not end the process that hosts it
         logger.error("Server %r failed at %s %s", hosted.name, scope["method"], scope["path"], exc_info=error)
     exchange.fail()
-
