@@ -121,7 +121,7 @@ class ServerClient(BaseModel):
             asked = None if hosted is None else _asked_in_memory(hosted, method, url, path, kwargs, address)
             if hosted is None or asked is None:
                 return await self._request_elsewhere(server_name, path, method, kwargs)
-            settings = current_settings()
+            settings = current_settings(hosted.loop)
             tried_s = time.monotonic()
             try:
                 response = await hosted.exchange(asked, asked.timeout_s or settings.http_total_timeout_s)

@@ -225,14 +225,13 @@ class NeMoGymAsyncOpenAI(BaseModel):
         return self.base_url.rstrip("/")
 
     async def _call(self, method: str, url: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-        settings, contact, pacer = current_settings(), self.contact, self.pacer
-        body = kwargs.get("json")
+        loop, body = asyncio.get_running_loop(), kwargs.get("json")
+        settings, contact, pacer = current_settings(loop), self.contact, self.pacer
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
-        kwargs = {
-            "timeout": _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s),
-            **({"params": self.default_query} if self.default_query else {}),
-            **with_json_body({**kwargs, "headers": self._headers if body is None else self._json_headers}),
-        }
+        timeout = _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s)
+        query = {"params": self.default_query} if self.default_query else {}
+        headers = self._headers if body is None else self._json_headers
+        kwargs = with_json_body({"timeout": timeout, **query, **kwargs, "headers": headers})
         call = Call(method, url, internal=self.internal, timeout_key="model_total_timeout_s")
         turn = None if pacer is None else pacer.turn(body or {}, len(kwargs.get("data", b"")), asks=_asks_model(call))
         contact.asked_at_s = contact.asked_at_s or tries.started_s
@@ -246,7 +245,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
                         waited_s = await contact.wait_for(turn)
                         tries.excuse(waited_s)
                         tried_since_s += waited_s
-                    answer: dict[str, Any] = await _attempt(call, kwargs, turn)
+                    answer: dict[str, Any] = await _attempt(loop, call, kwargs, turn)
                     contact.has_answered, contact.failure = True, ""
                     return answer
                 except ServerResponseError as error:
@@ -286,8 +285,10 @@ def _asks_model(call: Call) -> bool:
     return call.method == "POST" and not call.url.endswith(_TOKENIZE)
 
 
-async def _attempt(call: Call, kwargs: dict[str, Any], turn: Turn | None = None) -> Any:
-    response = await try_once(call.method, call.url, kwargs, whole=True)
+async def _attempt(
+    loop: asyncio.AbstractEventLoop, call: Call, kwargs: dict[str, Any], turn: Turn | None = None
+) -> Any:
+    response = await try_once(call.method, call.url, kwargs, whole=True, loop=loop)
     if isinstance(response, LocalResponse):
         return _content_of(response, await response.read(), turn)
     async with response:

@@ -94,6 +94,7 @@ class HostedApp:
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the app's lifespan yielded."""
     direct: DirectCalls | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
     async def exchange(self, request: LocalRequest, timeout_s: float) -> LocalResponse:
         """Answer `request`; the app's exceptions become answers, as they do over HTTP.
@@ -120,7 +121,7 @@ class HostedApp:
             return await _call_app(self, self.app, scope, request, timeout_s, url)
         work = direct.answer(call, scope, body, _nothing_more, content)
         if path in self.cancellable_paths:
-            with time_limit(timeout_s):
+            with time_limit(timeout_s, self.loop):
                 answer = await work
         elif direct.never_waits(call):
             answer = _at_once(work)
@@ -153,10 +154,11 @@ def register_local_app(
     a name from `CANCELLABLE_PATHS` passes its own `cancellable_paths`.
     """
     known_at = frozenset(Address(host, port) for host, port in addresses)
-    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct)
+    running = asyncio.get_running_loop()
+    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct, running)
     for loop in [loop for loop in _HOSTED if loop.is_closed()]:
         del _HOSTED[loop]
-    _HOSTED.setdefault(asyncio.get_running_loop(), {})[name] = hosted
+    _HOSTED.setdefault(running, {})[name] = hosted
 
 
 def unregister_local_app(name: str) -> None:
