@@ -109,6 +109,9 @@ class ServerClient(BaseModel):
 
         Of a pydantic model given as `json` only the fields that were set go out.
         """
+        return await self._request(server_name, url_path, method, kwargs)
+
+    async def _request(self, server_name: str, url_path: str, method: str, kwargs: dict[str, Any]) -> ClientResponse:
         path = url_path if url_path[:1] == "/" else f"/{url_path}"
         log = CALL_LOG.get()
         started_s = 0.0
@@ -142,7 +145,9 @@ class ServerClient(BaseModel):
 
     async def post(self, server_name: str, url_path: str, **kwargs: Any) -> ClientResponse:
         """POST to a server."""
-        return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
+        if type(self).request is not _OWN_REQUEST:
+            return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
+        return await self._request(server_name, url_path, "POST", kwargs)
 
     def set_replicas(self, server_name: str, addresses: Iterable[tuple[str, int]]) -> None:
         """Spread `/run` of a server over these addresses; none of them means the configured one again.
@@ -336,6 +341,7 @@ class RolloutSender:
 
 
 _OWN_CALLS = (ServerClient.post, ServerClient.request)
+_OWN_REQUEST = ServerClient.request
 
 
 def makes_its_calls(client: ServerClient) -> bool:

@@ -41,6 +41,12 @@ _UNKNOWN_MODEL = re.compile(
     r"|model\b.{0,200}?\b(?:not found|does not exist|is unknown|not available)",
     re.IGNORECASE | re.DOTALL,
 )
+_USAGE = b'"usage"'
+_WHOLE_USAGE = re.compile(
+    rb'"usage"\s*:\s*\{[^{}]*"input_tokens_details"\s*:\s*\{[^{}]*"cached_tokens"\s*:\s*\d[^{}]*\}'
+    rb'[^{}]*"output_tokens_details"\s*:\s*\{[^{}]*"reasoning_tokens"\s*:\s*\d'
+).search
+_WITHOUT_CONTENT = re.compile(rb'"content"\s*:\s*null').search
 _ESCAPE = re.compile(
     rb"\\(?:u(?:(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?P<half>[dD][89a-fA-F][0-9a-fA-F]{2}))?|.)",
     re.DOTALL,
@@ -204,6 +210,25 @@ class errors_explained:  # noqa: N801 - reads as the function it would be, at a 
             raise explained from error
 
 
+def validated_as_it_is(answer_type: type[_Answer], raw: bytes) -> _Answer | None:
+    """What an endpoint answered as `answer_type`, if it is a response that agents can be given to the letter.
+
+    None: it has to be read, and looked at more closely. Many endpoints tell no details of the usage, and send null for
+    the content of reasoning. In JSON a name in quotes is never a part of a text, whose quotes have a backslash.
+    """
+    if not _is_short(raw) or raw.count(_USAGE) != 1 or not _WHOLE_USAGE(raw) or _WITHOUT_CONTENT(raw):
+        return None
+    try:
+        return answer_type.model_validate_json(raw)
+    except ValidationError:
+        return None
+
+
+def _is_short(raw: bytes) -> bool:
+    """Whether to parse an answer a second time, or as a whole, costs next to nothing."""
+    return len(raw) < LONG_BYTES and raw.find(_TOKEN_IDS) < 0
+
+
 def validated_answer(answer_type: type[_Answer], answer: Any, settings: EndpointSettings) -> _Answer:
     """What the endpoint answered, as `answer_type`.
 
@@ -222,7 +247,7 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
 def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
     try:
         # what is long is not parsed a second time
-        if isinstance(answer, JsonObject) and len(answer.raw) < LONG_BYTES and _TOKEN_IDS not in answer.raw:
+        if isinstance(answer, JsonObject) and _is_short(answer.raw):
             return answer_type.model_validate_json(answer.raw)
         return answer_type.model_validate(answer)
     except ValidationError:

@@ -173,6 +173,12 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /responses`."""
         return await self._call("POST", f"{self._root}/responses", {"json": body})
 
+    async def create_response_unread(self, **body: Any) -> "UnreadAnswer":
+        """`POST /responses`, for who may have no use for a dict."""
+        answer: Any = await self._call("POST", f"{self._root}/responses", {"json": body}, unread=True)
+        assert isinstance(answer, UnreadAnswer)
+        return answer
+
     async def create_tokenize(self, **body: Any) -> dict[str, Any]:
         """`POST /tokenize`, which lives beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}{_TOKENIZE}", {"json": body})
@@ -224,7 +230,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
     def _root(self) -> str:
         return self.base_url.rstrip("/")
 
-    async def _call(self, method: str, url: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    async def _call(self, method: str, url: str, kwargs: dict[str, Any], *, unread: bool = False) -> dict[str, Any]:
         loop, body = asyncio.get_running_loop(), kwargs.get("json")
         settings, contact, pacer = current_settings(loop), self.contact, self.pacer
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
@@ -245,7 +251,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
                         waited_s = await contact.wait_for(turn)
                         tries.excuse(waited_s)
                         tried_since_s += waited_s
-                    answer: dict[str, Any] = await _attempt(loop, call, kwargs, turn)
+                    answer: dict[str, Any] = await _attempt(loop, call, kwargs, turn, unread=unread)
                     contact.has_answered, contact.failure = True, ""
                     return answer
                 except ServerResponseError as error:
@@ -285,19 +291,36 @@ def _asks_model(call: Call) -> bool:
     return call.method == "POST" and not call.url.endswith(_TOKENIZE)
 
 
+class UnreadAnswer:
+    """An answer of an endpoint that nobody has parsed."""
+
+    __slots__ = ("_response", "raw")
+
+    def __init__(self, response: Any, raw: bytes) -> None:
+        self._response = response
+        self.raw = raw
+
+    def read(self) -> Any:
+        """What `NeMoGymAsyncOpenAI` returns of it; raises what that raises."""
+        return _content_of(self._response, self.raw, None)
+
+
 async def _attempt(
-    loop: asyncio.AbstractEventLoop, call: Call, kwargs: dict[str, Any], turn: Turn | None = None
+    loop: asyncio.AbstractEventLoop, call: Call, kwargs: dict[str, Any], turn: Turn | None, *, unread: bool
 ) -> Any:
     response = await try_once(call.method, call.url, kwargs, whole=True, loop=loop)
     if isinstance(response, LocalResponse):
-        return _content_of(response, await response.read(), turn)
-    async with response:
-        return _content_of(response, await response.read(), turn)
+        body = await response.read()
+    else:
+        async with response:
+            body = await response.read()
+    if not response.ok:
+        raise response_error(response, body)
+    content = None if unread and turn is None else _content_of(response, body, turn)
+    return UnreadAnswer(response, body) if unread else content
 
 
 def _content_of(response: Any, body: bytes, turn: Turn | None) -> Any:
-    if not response.ok:
-        raise response_error(response, body)
     try:
         content, body = read_json(body)
     except orjson.JSONDecodeError:

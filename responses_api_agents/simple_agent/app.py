@@ -364,8 +364,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         except Exception as error:  # noqa: BLE001 - tidying up must not hide what happened
             logger.info("/end_session of %r failed: %r", self.config.resources_server.name, error)
 
-    async def _post_to_environment(self, path: str, cookies: Cookies | None, **options: Any) -> ClientResponse:
-        return await self.server_client.post(
+    def _post_to_environment(self, path: str, cookies: Cookies | None, **options: Any) -> Awaitable[ClientResponse]:
+        return self.server_client.post(
             server_name=self.config.resources_server.name, url_path=path, cookies=cookies, **options
         )
 
