@@ -1,5 +1,6 @@
 """`ServerClient`: call a server by its configured name, in memory when it lives here, else over HTTP."""
 
+import asyncio
 import http.client
 import time
 from collections.abc import Iterable, Mapping
@@ -284,7 +285,8 @@ class RolloutSender:
         self._client, self._path, self._headers = client, path, headers
         self._routes: dict[str, _Route | None] = {}
         self._replicas = client._addresses.replicas
-        self._timeout_s = current_settings().http_total_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = current_settings(self._loop).http_total_timeout_s
         self._is_plain = (
             makes_its_calls(client)
             and replaceable("get_global_aiohttp_client", get_global_aiohttp_client) is get_global_aiohttp_client
@@ -310,7 +312,7 @@ class RolloutSender:
         path = self._path
         request = LocalRequest("POST", route.url, path, path.encode(), b"", headers, body, None, None, address, head)
         try:
-            response = await transport_to_addresses().exchange(request, self._timeout_s)
+            response = await transport_to_addresses(self._loop).exchange(request, self._timeout_s)
         except TRANSPORT_ERRORS as error:
             return await self._try_again(server_name, body, name, FailedTry(error, started_s))
         if response.status in REDIRECTS and (redirect := redirect_of(response, self._kwargs(body, name))) is not None:
