@@ -219,9 +219,10 @@ def validated_as_it_is(answer_type: type[_Answer], raw: bytes) -> _Answer | None
     if not _is_short(raw) or raw.count(_USAGE) != 1 or not _WHOLE_USAGE(raw) or _WITHOUT_CONTENT(raw):
         return None
     try:
-        return answer_type.model_validate_json(raw)
+        validated: _Answer = answer_type.__pydantic_validator__.validate_json(raw)  # a step less than the model's own
     except ValidationError:
         return None
+    return validated
 
 
 def _is_short(raw: bytes) -> bool:

@@ -14,6 +14,7 @@ import asyncio
 import math
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from typing import Any
@@ -173,11 +174,11 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /responses`."""
         return await self._call("POST", f"{self._root}/responses", {"json": body})
 
-    async def create_response_unread(self, **body: Any) -> "UnreadAnswer":
+    def create_response_unread(self, **body: Any) -> "Awaitable[UnreadAnswer]":
         """`POST /responses`, for who may have no use for a dict."""
-        answer: Any = await self._call("POST", f"{self._root}/responses", {"json": body}, unread=True)
-        assert isinstance(answer, UnreadAnswer)
-        return answer
+        call: Any = self._call("POST", f"{self._root}/responses", {"json": body}, unread=True)
+        made: Awaitable[UnreadAnswer] = call
+        return made
 
     async def create_tokenize(self, **body: Any) -> dict[str, Any]:
         """`POST /tokenize`, which lives beside `/v1`."""

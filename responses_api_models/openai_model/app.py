@@ -115,7 +115,10 @@ class OpenAIModel(SimpleResponsesAPIModel):
         return request
 
     def _request(self, body: BaseModel) -> dict[str, Any]:
-        given = body.model_dump(exclude_unset=True)
+        if type(body).model_dump is BaseModel.model_dump:  # the same, and the step saved is for every model call
+            given = body.__pydantic_serializer__.to_python(body, exclude_unset=True)
+        else:
+            given = body.model_dump(exclude_unset=True)
         return {**self.config.extra_body, **given, "model": self.config.openai_model}
 
     async def _ask(self, call: Callable[..., Awaitable[_Answer]], request: dict[str, Any]) -> _Answer | None:
