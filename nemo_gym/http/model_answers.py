@@ -31,10 +31,12 @@ from nemo_gym.http.errors import (
     readable,
 )
 from nemo_gym.http.request import json_bytes
+from nemo_gym.schemas.openai_responses import NeMoGymResponse
 from nemo_gym.schemas.wire import LONG_BYTES, TOKEN_FIELDS
 
 _TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Response = TypeVar("_Response", bound=NeMoGymResponse)
 
 _UNKNOWN_MODEL = re.compile(
     r"model_not_found|invalid_model|DeploymentNotFound|(?:unknown|invalid|unsupported|no such) model"
@@ -45,8 +47,7 @@ _USAGE = b'"usage"'
 _WHOLE_USAGE = re.compile(
     rb'"usage"\s*:\s*\{[^{}]*"input_tokens_details"\s*:\s*\{[^{}]*"cached_tokens"\s*:\s*\d[^{}]*\}'
     rb'[^{}]*"output_tokens_details"\s*:\s*\{[^{}]*"reasoning_tokens"\s*:\s*\d'
-).search
-_WITHOUT_CONTENT = re.compile(rb'"content"\s*:\s*null').search
+).match
 _ESCAPE = re.compile(
     rb"\\(?:u(?:(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?P<half>[dD][89a-fA-F][0-9a-fA-F]{2}))?|.)",
     re.DOTALL,
@@ -210,19 +211,30 @@ class errors_explained:  # noqa: N801 - reads as the function it would be, at a 
             raise explained from error
 
 
-def validated_as_it_is(answer_type: type[_Answer], raw: bytes) -> _Answer | None:
+def validated_as_it_is(answer_type: type[_Response], raw: bytes) -> _Response | None:
     """What an endpoint answered as `answer_type`, if it is a response that agents can be given to the letter.
 
     None: it has to be read, and looked at more closely. Many endpoints tell no details of the usage, and send null for
     the content of reasoning. In JSON a name in quotes is never a part of a text, whose quotes have a backslash.
     """
-    if not _is_short(raw) or raw.count(_USAGE) != 1 or not _WHOLE_USAGE(raw) or _WITHOUT_CONTENT(raw):
+    place = raw.find(_USAGE)
+    if not _is_short(raw) or raw.find(_USAGE, place + 1) >= 0 or place < 0 or not _WHOLE_USAGE(raw, place):
         return None
     try:
-        validated: _Answer = answer_type.__pydantic_validator__.validate_json(raw)  # a step less than the model's own
+        validated: _Response = answer_type.__pydantic_validator__.validate_json(raw)  # a step less than its own method
     except ValidationError:
         return None
+    for item in validated.output:
+        if _says_null(item, "content"):
+            return None
     return validated
+
+
+def _says_null(model: BaseModel, name: str) -> bool:
+    """Whether null was given for a field, declared or not."""
+    if name not in model.__pydantic_fields_set__:
+        return False
+    return (model.__dict__ if name in model.__dict__ else model.__pydantic_extra__ or {}).get(name, 0) is None
 
 
 def _is_short(raw: bytes) -> bool:

@@ -72,7 +72,10 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 def reads_only(endpoint: _Endpoint) -> _Endpoint:
-    """Mark an endpoint that changes nothing of its body: a caller in this process may hand over an object it keeps."""
+    """Mark an endpoint that changes nothing of its body: a caller in this process may hand over an object it keeps.
+
+    For `/verify` that is the response; its answer may hold it, too.
+    """
     endpoint.reads_only = True  # type: ignore[attr-defined]
     return endpoint
 
