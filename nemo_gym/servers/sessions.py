@@ -24,7 +24,7 @@ from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,14 +54,14 @@ _OVER_MCP = re.compile(r"/mcp(/|\Z)")
 _NEEDS_NO_SESSION = frozenset({"/seed_session", "/end_session", "/aggregate_metrics"})
 
 
-class _Kept(NamedTuple):
+class _Kept:
     """A session between two requests."""
 
-    data: dict[str, Any]
-    """Never handed out itself: requests get copies."""
-    cookie: bytes
-    header: tuple[bytes, bytes]
-    """What brings it back to the caller."""
+    __slots__ = ("cookie", "data", "header")
+
+    def __init__(self, data: dict[str, Any], cookie: bytes, header: tuple[bytes, bytes]) -> None:
+        """`data` is never handed out itself: requests get copies. `header` brings `cookie` back to the caller."""
+        self.data, self.cookie, self.header = data, cookie, header
 
 
 class _Drawn(list[_Kept]):
@@ -125,7 +125,8 @@ class Sessions:
             if not self._drawn:
                 self._draw()
             kept = self._drawn.pop()
-        data = kept.data.copy() if len(kept.data) == 1 else deepcopy(kept.data)  # one entry is the id, which is text
+        data = kept.data
+        data = data.copy() if len(data) == 1 else deepcopy(data)  # one entry is the id, which is text
         if SESSION_ID_KEY not in data:
             data[SESSION_ID_KEY] = _as_uuid(os.urandom(16).hex())
         scope["session"] = data
