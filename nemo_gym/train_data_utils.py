@@ -10,6 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -285,8 +286,13 @@ def collate(
     metrics: DatasetMetrics,
     folder: Path,
     files: MetricsFiles,
+    *,
+    only_beside_data: bool = False,
 ) -> list[Path]:
     """Write the rows of these data sets, all of one type, to `<folder>/<type>.jsonl`, and what is known about them.
+
+    Those of one data set also go to `<data set>_prepare.jsonl` beside its path; with `only_beside_data` not if it is
+    read from another search root, so that a folder without data gets none.
 
     Returns:
         The files with rows; none when the metrics are in conflict with those of an earlier preparation.
@@ -295,14 +301,17 @@ def collate(
     if not files.write(folder / f"{data_type}_metrics.json", content):
         return []
     whole = folder / f"{data_type}.jsonl"
-    parts = [dataset.beside("_prepare.jsonl") for dataset in datasets]
+    parts = [
+        dataset.beside("_prepare.jsonl") if dataset.is_here or not only_beside_data else None for dataset in datasets
+    ]
     with writing_to(whole) as together:
         for dataset, part in zip(datasets, parts, strict=True):
-            with writing_to(part) as alone:
+            with nullcontext() if part is None else writing_to(part) as alone:
                 for line in prepared_lines(dataset):
-                    alone.write(line)
+                    if alone is not None:
+                        alone.write(line)
                     together.write(line)
-    return [*parts, whole]
+    return [*filter(None, parts), whole]
 
 
 def prepared_lines(dataset: DeclaredDataset) -> Iterator[bytes]:
@@ -362,7 +371,8 @@ class TrainDataProcessor(BaseModel):
     prompt_config: str | None = None
     """A prompt file that takes the place of those the data sets declare; their metrics files are then left aside."""
     replaces_output: bool = False
-    """Forget the combined metrics of an earlier preparation instead of comparing with them."""
+    """The output belongs to one run: forget the combined metrics of an earlier preparation instead of comparing with
+    them, and write the rows of each data set beside it only where it lies at its path, not in another search root."""
     row_check: RowCheck | None = None
     """Says what an agent, and the environment behind it, would refuse in rows; None from it: that is not known."""
     _written: list[Path] = PrivateAttr(default_factory=list)
@@ -455,7 +465,9 @@ class TrainDataProcessor(BaseModel):
                 continue
             if self.replaces_output:
                 (folder / f"{data_type}_metrics.json").unlink(missing_ok=True)
-            self._written += collate(data_type, group, metrics[data_type], folder, files)
+            self._written += collate(
+                data_type, group, metrics[data_type], folder, files, only_beside_data=self.replaces_output
+            )
         self._written += files.written
         files.settle()
 

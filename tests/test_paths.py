@@ -86,7 +86,10 @@ def test_the_home_folder_of_nobody_is_a_name_like_any_other(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("path", ["a.jsonl", "data/train-0.parquet", "a/..b/c..", ".hidden/x"])
 def test_a_path_may_lead_down(path: str) -> None:
-    require_path_inside(path, "the file")
+    try:
+        require_path_inside(path, "the file")
+    except PathTraversalError as error:
+        pytest.fail(f"it was refused: {error}")
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "..", "../x", "a/../../x", "a/./b", "a//b", "a/", "a\\b", "a\0"])

@@ -34,6 +34,8 @@ def __getattr__(name: str) -> object:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it otherwise
         signal.signal(signal.SIGINT, _end_at_once)
         gc.disable()
+    if sys.stdout is None or sys.stderr is None:
+        _open_what_was_closed()
     if name in _STARTS_SERVERS and _will_start_servers(name):
         from nemo_gym.launch import waiting_host
 
@@ -43,6 +45,13 @@ def __getattr__(name: str) -> object:
     if name == "gym":
         return import_module("nemo_gym.cli.commands.gym").main
     return import_module("nemo_gym.cli.command").command_named(name)
+
+
+def _open_what_was_closed() -> None:
+    """Give a command that was started without stdout or stderr (`>&-`) a place for what nobody wants to read."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - loads nothing, stays open
 
 
 def end_after_a_page() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from ipaddress import ip_address
 from random import randint
-from socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getfqdn, gethostbyname, gethostname, socket
+from socket import AF_INET, SOCK_STREAM, getfqdn, gethostbyname, gethostname, socket
 from typing import Any, TypeGuard
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -35,6 +35,8 @@ _HOST_KEYS = ("host", "default_host")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _LONGEST_NAME = 253
 DEFAULT_PORT_RANGE = (10_001, 20_000)
+_CHOSEN = "chosen_port"
+"""A flag of OmegaConf's, which is no part of what a config says: this block had no port of its own."""
 HIGHEST_PORT = 65_535
 OFFLINE_PORT = -1
 FindPort = Callable[[list[int], int, int], int]
@@ -153,7 +155,7 @@ def machine_names() -> MachineNames:
 
 
 def find_open_port(disallowed: Collection[int], low: int, high: int, max_retries: int = 50) -> int:
-    """A port between `low` and `high` that nothing listens on and that is not disallowed."""
+    """A port between `low` and `high` that nobody has or holds for a server to come, and that is not disallowed."""
     taken = {port for port in disallowed if low <= port <= high}
     for _ in range(max_retries):
         if len(taken) > high - low:
@@ -161,8 +163,7 @@ def find_open_port(disallowed: Collection[int], low: int, high: int, max_retries
         port = randint(low, high)
         while port in taken:
             port = low + (port - low + 1) % (high - low + 1)
-        with socket(AF_INET, SOCK_STREAM) as probe:
-            probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        with socket(AF_INET, SOCK_STREAM) as probe:  # without SO_REUSEADDR: a port that is held is not free either
             try:
                 probe.bind(("", port))
             except OSError:
@@ -246,6 +247,7 @@ def assign_addresses(
         port = given if _is_given(given) else free_port()
         if port != given:
             block["port"] = port
+            block._set_flag(_CHOSEN, values=True)
         in_order.append(port)
     head["port"] = head["port"] if _is_given(head["port"]) else free_port()
     head["host"] = head["host"] or host
@@ -253,6 +255,11 @@ def assign_addresses(
     config[PORT_RANGE_LOW_KEY_NAME], config[PORT_RANGE_HIGH_KEY_NAME] = low, high
     used = [port for port in (head["port"], *in_order) if port != OFFLINE_PORT]
     config[DISALLOWED_PORTS_KEY_NAME] = [*used, *(port for port in kept_free if port not in used)]
+
+
+def port_was_chosen(block: DictConfig) -> bool:
+    """Whether nobody asked for the port of a server, so that it may as well have another."""
+    return bool(block._get_flag(_CHOSEN))
 
 
 def _is_given(port: int | None) -> TypeGuard[int]:

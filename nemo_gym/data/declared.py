@@ -57,6 +57,11 @@ class DeclaredDataset:
         given = self.prompt_override or getattr(self.config, "prompt_config", None)
         return load_prompt_or_explain(given) if given else None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its file is at the path as it is configured, not in another search root."""
+        return Path(self.config.jsonl_fpath).expanduser().is_file()
+
     def beside(self, ending: str) -> Path:
         """A file beside the data set, at the path as it is configured: below the current folder if that is relative."""
         given = Path(self.config.jsonl_fpath).expanduser()

@@ -6,11 +6,10 @@
 - `venv`: in a process of its own with an environment of its own. `isolation: process` forces a process,
   `isolation: venv` an environment.
 
-Also settled before anything is started: the name and secrets of the run, its ports, who may call, and which interpreter
+Also settled before anything is started: the name and secrets of the run, who may call, and which interpreter
 each server that is alone in its process runs with.
 """
 
-import contextlib
 import logging
 import secrets
 import sys
@@ -22,20 +21,16 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from socket import socket
 from typing import Any, Literal, get_args
 
 from omegaconf import DictConfig
 
 from nemo_gym.config.secrets import auth_token, beyond_loopback
 from nemo_gym.errors import ConfigError, EnvironmentBuildError, ServerFolderError, listed
-from nemo_gym.global_config import find_open_port
 from nemo_gym.keys import (
     AGENTS_TYPE,
     AUTH_TOKEN_KEY_NAME,
     CACHE_DIR_KEY_NAME,
-    DEFAULT_HEAD_SERVER_PORT,
-    DISALLOWED_PORTS_KEY_NAME,
     ENTRYPOINT_KEY_NAME,
     HEAD_SERVER_DEPS_KEY_NAME,
     HEAD_SERVER_KEY_NAME,
@@ -64,13 +59,11 @@ from nemo_gym.paths import (
     component_search_roots,
     require_path_inside,
 )
-from nemo_gym.runtime import listen
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 
 logger = logging.getLogger(__name__)
 
-_HEAD_PORTS_TRIED = 20
 BUNDLED: frozenset[tuple[str, str]] = frozenset(
     {
         (AGENTS_TYPE, "function_agent"),
@@ -349,53 +342,6 @@ def warn_if_open_to_others(config: DictConfig, planned: Sequence[PlannedServer])
             ", ".join(hosts),
             AUTH_TOKEN_KEY_NAME,
         )
-
-
-def check_ports(config: DictConfig, planned: Sequence[PlannedServer], *, may_move_head: bool = False) -> socket:
-    """Find out before anything is started that a port is taken; the head server's is held from now on, and returned.
-
-    With `may_move_head`, that of the head server is another one if the usual one is taken, and the config says which.
-
-    Raises:
-        ConfigError: ports are taken; all of them are named.
-    """
-    problems: list[str] = []
-    held = _taken(problems, _head_port, config, may_move=may_move_head)
-    for server in planned:
-        remedy = f"++{server.name}.{server.server_type}.{server.implementation}.port=<port>"
-        probe = _taken(problems, listen, server.host, server.port, f"server {server.name!r}", remedy)
-        if probe is not None:
-            probe.close()
-    if problems or held is None:
-        if held is not None:
-            held.close()
-        raise ConfigError("\n".join(problems))
-    return held
-
-
-def _taken(problems: list[str], take: Callable[..., socket], *arguments: Any, **options: Any) -> socket | None:
-    try:
-        return take(*arguments, **options)
-    except ConfigError as error:
-        problems.append(str(error))
-        return None
-
-
-def _head_port(config: DictConfig, *, may_move: bool) -> socket:
-    """The port of the head server, taken."""
-    head, who, remedy = config[HEAD_SERVER_KEY_NAME], "the head server", "+head_server.port=<port> (0: any free one)"
-    if not may_move or head.port != DEFAULT_HEAD_SERVER_PORT:
-        return listen(head.host, head.port, who, remedy)
-    refused = [DEFAULT_HEAD_SERVER_PORT, *(config.get(DISALLOWED_PORTS_KEY_NAME) or ())]
-    for _ in range(_HEAD_PORTS_TRIED):  # another run may look for one at the same moment
-        with contextlib.suppress(ConfigError):
-            held = listen(head.host, head.port, who, remedy)
-            if head.port != DEFAULT_HEAD_SERVER_PORT:
-                logger.info("Port %d is taken, so the head server listens on %d", DEFAULT_HEAD_SERVER_PORT, head.port)
-            return held
-        refused.append(head.port)
-        head.port = find_open_port(refused)
-    return listen(head.host, head.port, who, remedy)
 
 
 class Pythons:

@@ -9,18 +9,22 @@ It may be used from any thread and touches no signal handlers. Modules that load
 are imported after the servers have been started, so that they load theirs at the same time.
 """
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig
 
 from nemo_gym.config.handover import remove_config_file, write_config_file
+from nemo_gym.config.hosts import DEFAULT_PORT_RANGE, find_open_port, port_was_chosen
 from nemo_gym.config.instances import find_instances
 from nemo_gym.config.options import validate_options
 from nemo_gym.config.secrets import make_auth_token
@@ -31,16 +35,26 @@ from nemo_gym.errors import (
     ServerBlockError,
     ServerStartError,
 )
-from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict, set_global_config_dict
+from nemo_gym.global_config import (
+    GlobalConfigDictParserConfig,
+    get_global_config_dict,
+    set_global_config_dict,
+)
 from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.pace_books import share_pace
+from nemo_gym.keys import (
+    DEFAULT_HEAD_SERVER_PORT,
+    DISALLOWED_PORTS_KEY_NAME,
+    HEAD_SERVER_KEY_NAME,
+    PORT_RANGE_HIGH_KEY_NAME,
+    PORT_RANGE_LOW_KEY_NAME,
+)
 from nemo_gym.launch import waiting_host
 from nemo_gym.launch.fleet import Fleet
 from nemo_gym.launch.plan import (
     PlannedServer,
     PlanSettings,
     Pythons,
-    check_ports,
     identify_run,
     plan_servers,
     warn_if_open_to_others,
@@ -49,6 +63,7 @@ from nemo_gym.launch.process import open_log_folder
 from nemo_gym.launch.server_processes import Alone, Host, HostCount, RunContext
 from nemo_gym.launch.warden import Warden
 from nemo_gym.process_inputs import common_book
+from nemo_gym.runtime import hold, listen
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
@@ -67,6 +82,8 @@ POLL_EVERY_S = 0.2
 _STEP_S = 0.05
 _TELL_EVERY_S = 10.0
 _HEAD_STOP_TIMEOUT_S = 5.0
+_PORTS_TRIED = 20
+T = TypeVar("T")
 
 
 class RunHelper:
@@ -84,6 +101,7 @@ class RunHelper:
         self.may_move_head = False
         """Whether the head server listens on another port when another run has the usual one."""
         self._head_port: socket | None = None
+        self._held_ports: list[socket] = []
         self._run_id = ""
         self._settings = RunConfig()
         self._fleet: Fleet | None = None
@@ -213,7 +231,8 @@ class RunHelper:
         self._run_id = identify_run(config)
         self.made_token = make_auth_token(config)
         if not settings.dry_run:
-            self._head_port = check_ports(config, planned, may_move_head=self.may_move_head)
+            ports = hold_ports(config, planned, may_move_head=self.may_move_head)
+            self._head_port, planned, self._held_ports = ports.head, ports.planned, ports.of_servers
             warn_if_open_to_others(config, planned)
         self._warden = warden = Warden()
         pythons = Pythons(config, settings, warden, lambda: self._is_stopping)
@@ -314,6 +333,8 @@ class RunHelper:
         if self._head_port is not None:
             self._head_port.close()
             self._head_port = None
+        while self._held_ports:
+            self._held_ports.pop().close()
         if self._warden is not None:
             self._warden.close()
             self._warden = None
@@ -336,6 +357,84 @@ def _plan(config: DictConfig, settings: RunConfig) -> list[PlannedServer]:
             '"+config_paths=[resources_servers/<name>/configs/<name>.yaml,...]" (ng_list_environments lists them)'
         )
     return plan_servers(instances, PlanSettings.of(settings))
+
+
+@dataclass
+class HeldPorts:
+    """The ports of a run, which other runs that look for some do not get any more."""
+
+    head: socket
+    """It listens already."""
+    planned: list[PlannedServer]
+    """The servers, each with the port that is held for it."""
+    of_servers: list[socket]
+
+
+def hold_ports(config: DictConfig, planned: Sequence[PlannedServer], *, may_move_head: bool = False) -> HeldPorts:
+    """Take all ports before anything is started, or find out that some are taken.
+
+    A server that asked for none gets another one if somebody was quicker, and so does the head server, with
+    `may_move_head`, if the usual one is taken; the config then says which.
+
+    Raises:
+        ConfigError: ports are taken; all of them are named.
+    """
+    problems: list[str] = []
+    held = _taken(problems, _head_port, config, may_move=may_move_head)
+    with_ports = [_taken(problems, _port_of_server, config, server) for server in planned]
+    of_servers = [kept for found in with_ports if found is not None and (kept := found[1]) is not None]
+    if problems or held is None:
+        for kept in filter(None, [held, *of_servers]):
+            kept.close()
+        raise ConfigError("\n".join(problems))
+    return HeldPorts(held, [found[0] for found in with_ports if found is not None], of_servers)
+
+
+def _taken(problems: list[str], take: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+    try:
+        return take(*arguments, **options)
+    except ConfigError as error:
+        problems.append(str(error))
+        return None
+
+
+def _port_of_server(config: DictConfig, server: PlannedServer) -> tuple[PlannedServer, socket | None]:
+    """A server with its port, and what holds that, if this system can."""
+    who = f"server {server.name!r}"
+    remedy = f"++{server.name}.{server.server_type}.{server.implementation}.port=<port>"
+    block = config[server.name][server.server_type][server.implementation]
+    if not port_was_chosen(block):
+        return server, hold(server.host, server.port, who, remedy, exclusive=False)
+    port, kept = _first_free(config, server.port, partial(hold, server.host, who=who, remedy=remedy, exclusive=True))
+    block.port = port
+    return replace(server, port=port), kept
+
+
+def _head_port(config: DictConfig, *, may_move: bool) -> socket:
+    """The port of the head server, taken."""
+    head, who, remedy = config[HEAD_SERVER_KEY_NAME], "the head server", "+head_server.port=<port> (0: any free one)"
+    try:
+        return listen(head.host, head.port, who, remedy)
+    except ConfigError:
+        if not may_move or head.port != DEFAULT_HEAD_SERVER_PORT:
+            raise
+    take = partial(listen, head.host, who=who, remedy=remedy, exclusive=True)
+    head.port, held = _first_free(config, DEFAULT_HEAD_SERVER_PORT, take)
+    logger.info("Port %d is taken, so the head server listens on %d", DEFAULT_HEAD_SERVER_PORT, head.port)
+    return held
+
+
+def _first_free(config: DictConfig, port: int, take: Callable[[int], T]) -> tuple[int, T]:
+    """This port, or else another that can be taken; another run may look for one at the same moment."""
+    refused = [int(other) for other in config.get(DISALLOWED_PORTS_KEY_NAME) or ()]
+    low = config.get(PORT_RANGE_LOW_KEY_NAME) or DEFAULT_PORT_RANGE[0]
+    high = config.get(PORT_RANGE_HIGH_KEY_NAME) or DEFAULT_PORT_RANGE[1]
+    for _ in range(_PORTS_TRIED):
+        with contextlib.suppress(ConfigError):
+            return port, take(port)
+        refused.append(port)
+        port = find_open_port(refused, low, high)
+    return port, take(port)
 
 
 def print_instances(

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 try:
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-except ImportError:  # without httptools uvicorn has another way, and this module says nothing about it
+except ImportError:  # without httptools, or in a version that is not known, uvicorn has a way of its own
     HttpToolsProtocol = RequestResponseCycle = STATUS_LINE = None  # type: ignore[assignment, misc]
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
@@ -60,6 +61,26 @@ NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
 _COPIED_UP_TO_BYTES = 64 * 1024
 _AT_ONCE_BYTES = 4_000_000
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+_OF_PROTOCOL = frozenset({"cycle", "flow", "parser", "pipeline", "scope", "transport"})
+_OF_CYCLE = frozenset(
+    [
+        "access_log",
+        "chunked_encoding",
+        "default_headers",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "on_response",
+        "response_complete",
+        "response_started",
+        "scope",
+        "transport",
+        "waiting_for_100_continue",
+    ]
+)
+"""What `HttpProtocol` reads and sets in objects of uvicorn's that are none of its interface."""
+
+logger = logging.getLogger(__name__)
 
 
 def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
@@ -125,12 +146,36 @@ def uvicorn_settings() -> dict[str, Any]:
         "timeout_keep_alive": 300,  # far longer than our clients keep a connection (15 s), however far they lag behind
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
-        "http": "auto" if HttpToolsProtocol is None else HttpProtocol,
+        "http": _http(),
         "ws": "none",
         "proxy_headers": False,
         "server_header": False,
         "date_header": False,
     }
+
+
+def _http() -> Any:
+    """Our own way to speak HTTP where uvicorn is made as we know it (0.38 to 0.54), else uvicorn's."""
+    if HttpToolsProtocol is None:
+        missing = ["uvicorn.protocols.http.httptools_impl"]
+    else:
+        missing = sorted(
+            {*(_OF_PROTOCOL - _set_by(HttpToolsProtocol)), *(_OF_CYCLE - _set_by(RequestResponseCycle))}
+            | {name for name in ("connection_lost", "on_headers_complete") if not hasattr(HttpToolsProtocol, name)}
+        )
+    if not missing:
+        return HttpProtocol
+    logger.warning(
+        "uvicorn %s lacks what whole answers are sent with (%s): it sends them in its own way, which takes more CPU",
+        uvicorn.__version__,
+        ", ".join(missing),
+    )
+    return "auto"
+
+
+def _set_by(made: type) -> frozenset[str]:
+    """The attributes that the constructor of a class sets."""
+    return frozenset(made.__init__.__code__.co_names)  # type: ignore[misc]
 
 
 class _HeadWithBody:
@@ -194,14 +239,11 @@ if HttpToolsProtocol is not None:
 
         def on_response_complete(self) -> None:
             """Uvicorn: an answer is out; a connection on which nothing follows for too long is closed."""
+            if self.pipeline or self.transport.is_closing():
+                super().on_response_complete()
+                return
             self.server_state.total_requests += 1
-            if self.transport.is_closing():
-                return
             self.flow.resume_reading()
-            if self.pipeline:
-                cycle, app = self.pipeline.pop()
-                self._start_asgi_task(cycle, app)
-                return
             self._idle_since_s = self.loop.time()
             if self.timeout_keep_alive_task is None:
                 self._look_again_in(self.timeout_keep_alive)
@@ -228,6 +270,8 @@ if HttpToolsProtocol is not None:
             if cycle is not None and cycle.scope is self.scope:
                 scope: Any = self.scope
                 scope[CALLER] = self
+                if not self.parser.should_keep_alive():  # uvicorn up to 0.52 finds that out when it sends the answer
+                    cycle.keep_alive = False
                 cycle.transport = cast(asyncio.Transport, _HeadWithBody(cycle, self.transport))
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -300,13 +344,27 @@ def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstan
     )
 
 
-def worker_app() -> AuthMiddleware:
+def worker_app() -> ASGIApp:
     """The app of one worker: the one its module offers as `app`, else built from its one server class."""
     end_with_parent(os.getppid())
     module = _load(os.environ[IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME], Path(os.environ[WORKER_FILE]))
     offered = getattr(module, "app", None)
     app = offered if isinstance(offered, FastAPI) else cast(FastAPI, run_webserver(one_server_class(module)))
-    return AuthMiddleware(app, get_global_config_dict(), require_instance(), described_by=app)
+    return _telling_at_its_end(AuthMiddleware(app, get_global_config_dict(), require_instance(), described_by=app))
+
+
+def _telling_at_its_end(app: ASGIApp) -> ASGIApp:
+    """The same app; its end says what was counted, since a worker is asked for its app when uvicorn has its signals."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_at_last(message: Message) -> None:
+            if message["type"].startswith("lifespan.shutdown"):
+                tell_what_was_counted()
+            await send(message)
+
+        await app(scope, receive, send_at_last if scope["type"] == "lifespan" else send)
+
+    return served
 
 
 def _load(relative: str, entrypoint: Path) -> ModuleType:

@@ -73,9 +73,18 @@ def test_a_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert open_log_folder(None) is None
 
 
-@pytest.mark.parametrize(
-    "command", [["ng_run", "--help"], ["ng_version"], ["ng_help"], ["gym", "--help"], ["gym", "eval", "run", "--help"]]
-)
+PRINTING = [
+    ["ng_run", "--help"],
+    ["ng_version"],
+    ["ng_help"],
+    ["ng_list_models"],
+    ["ng_list_agents", "+json=true"],
+    ["gym", "--help"],
+    ["gym", "eval", "run", "--help"],
+]
+
+
+@pytest.mark.parametrize("command", PRINTING)
 def test_a_full_disk_is_told_in_one_line_and_a_reader_that_has_enough_hears_nothing(command: list[str]) -> None:
     program = [str(Path(sys.executable).parent / command[0]), *command[1:]]
     with open("/dev/full", "w") as full:  # noqa: PTH123
@@ -87,3 +96,13 @@ def test_a_full_disk_is_told_in_one_line_and_a_reader_that_has_enough_hears_noth
     with os.fdopen(writer, "w") as closed:
         done = subprocess.run(program, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", PRINTING)
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_command_without_stdout_or_stderr_does_its_work(command: list[str], closed: int) -> None:
+    program = [str(Path(sys.executable).parent / command[0]), *command[1:]]
+    shell = ["/bin/sh", "-c", f'exec "$@" {closed}>&-', "sh", *program]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (closed == 2)

@@ -1,16 +1,22 @@
 import logging
+import socket
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.config.instances import find_instances
 from nemo_gym.errors import ConfigError
+from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.keys import DEFAULT_HEAD_SERVER_PORT
-from nemo_gym.launch.plan import PlannedServer, PlanSettings, check_ports, plan_servers, root_of
+from nemo_gym.launch.plan import PlannedServer, PlanSettings, plan_servers, root_of
 from nemo_gym.launch.requirements import compat_packages, unmet_package
+from nemo_gym.launch.run_helper import HeldPorts, hold_ports
 from nemo_gym.paths import PARENT_DIR
+from nemo_gym.runtime import listen
+from tests.ports import free_range
 
 
 def instance(server_type: str, implementation: str, **block: Any) -> dict[str, Any]:
@@ -221,10 +227,47 @@ def test_the_port_of_a_head_server_is_taken_from_the_moment_it_is_chosen() -> No
     configs = [
         OmegaConf.create({"head_server": {"host": "127.0.0.1", "port": DEFAULT_HEAD_SERVER_PORT}}) for _ in range(2)
     ]
-    with check_ports(configs[0], [], may_move_head=True) as first:
-        with check_ports(configs[1], [], may_move_head=True) as second:
+    with hold_ports(configs[0], [], may_move_head=True).head as first:
+        with hold_ports(configs[1], [], may_move_head=True).head as second:
             ports = [held.getsockname()[1] for held in (first, second)]
             assert [config.head_server.port for config in configs] == ports
             assert len(set(ports)) == 2
         with pytest.raises(ConfigError, match=f"port {ports[0]} for the head server is already in use by process"):
-            check_ports(configs[0], [])
+            hold_ports(configs[0], [])
+
+
+def test_the_port_of_a_server_is_held_from_the_moment_it_is_planned() -> None:
+    """Two runs that start at the same moment, both of which have come upon the same port for a server."""
+    low = free_range(4)
+    with socket.create_server(("127.0.0.1", low)):
+        first = run_of_one_server(low)
+        configs = [first, deepcopy(first)]
+        held = [hold_ports(config, planned) for config, planned in configs]
+        ports = [each.planned[0].port for each in held]
+        blocks = [config.one.resources_servers.mcqa for config, _ in configs]
+        assert len({low, *ports}) == 3
+        assert [block.port for block in blocks] == ports
+        for port in ports:
+            listen("127.0.0.1", port, "the server", "").close()  # it is held for that
+            with pytest.raises(ConfigError, match=f"port {port} for another is already in use"):
+                listen("127.0.0.1", port, "another", "", exclusive=True)
+        close_all(held)
+
+        config, planned = run_of_one_server(low, port=low)
+        with pytest.raises(ConfigError, match=f"port {low} for server 'one' is already in use by process"):
+            hold_ports(config, planned)
+
+
+def run_of_one_server(low: int, **block: Any) -> tuple[DictConfig, list[PlannedServer]]:
+    inner = {"entrypoint": "app.py", "domain": "other", **block}
+    ports = {"head_server": {"port": 0}, "port_range_low": low, "port_range_high": low + 3}
+    given = {"one": {"resources_servers": {"mcqa": inner}}, **ports}
+    config = GlobalConfigDictParser().parse_no_environment(OmegaConf.create(given))
+    config.head_server.port = 0
+    return config, plan_servers(find_instances(config)[0], PlanSettings())
+
+
+def close_all(held: list[HeldPorts]) -> None:
+    for each in held:
+        for kept in (each.head, *each.of_servers):
+            kept.close()

@@ -88,14 +88,14 @@ def test_a_connection_known_to_end_is_not_used_any_more(run: Run) -> None:
 def test_idle_connections_are_closed_after_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "KEEPALIVE_TIMEOUT_S", 0.05)
 
-    async def call() -> None:
+    async def call() -> int:
         async with pool_of() as pool, peer_on(numbering) as peer:
             await asyncio.gather(*(ask(pool, peer.port) for _ in range(3)))
-            for line in peer.lines:
-                await line.is_over.wait()
             await until(lambda: not pool._connections and not pool._idle)
+            await until(lambda: all(line.is_over.is_set() for line in peer.lines))
+            return len(peer.lines)
 
-    run(call())
+    assert run(call()) == 3
 
 
 def test_an_old_connection_is_not_used_even_before_it_is_closed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

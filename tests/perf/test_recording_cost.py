@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.recording.upkeep import take_inventory
-from tests.perf.side_by_side.estimates import Target, hold
+from tests.perf.side_by_side.estimates import Others, Target, hold
 from tests.ports import free_port
 from tests.readmes import clean_environment
 from tests.recording.harness import GONE, noisy_endpoint
@@ -51,6 +51,7 @@ def collect(folder: Path, name: str, port: int, *options: str) -> tuple[float, l
 def test_a_thousand_rollouts_are_the_same_again_and_recording_them_is_cheap(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    others = Others()
     plain, kept = [], []
     recorded: list[dict[str, Any]] = []
     with noisy_endpoint() as endpoint:
@@ -72,4 +73,9 @@ def test_a_thousand_rollouts_are_the_same_again_and_recording_them_is_cheap(
     assert replayed == recorded
     in_turn = iter(ratios)
     with capsys.disabled():
-        hold(lambda: [next(in_turn)], Target("recorded over not recorded", most=MOST_TO_RECORD), rounds=ROUNDS)
+        hold(
+            lambda: [next(in_turn)],
+            Target("recorded over not recorded", most=MOST_TO_RECORD),
+            rounds=ROUNDS,
+            others=others,
+        )

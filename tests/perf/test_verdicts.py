@@ -21,7 +21,7 @@ from nemo_gym.runtime import usable_cores
 from nemo_gym.server_utils import ServerClient, raise_for_status
 from tests.collection.pace_lab import model_at
 from tests.collection.paced_endpoint import RESPONSE
-from tests.perf.side_by_side.estimates import Estimate, Outcome
+from tests.perf.side_by_side.estimates import Estimate, Target, hold
 
 CONFIGS = [
     PARENT_DIR / f"resources_servers/{name}/configs/{name}.yaml"
@@ -113,17 +113,23 @@ def test_all_processors_are_used_and_the_server_goes_on_answering(environment: s
         each_s = one_by_one_s / VERDICTS
         return Round(each_s * 1000, speed_up, speed_up / to_be_had, slowest_s / each_s)
 
-    async def rounds() -> list[Round]:
+    async def first_of_all() -> None:
         await asyncio.gather(*(verify(client, environment) for _ in range(4)))  # which starts the processes
-        return [await measure() for _ in range(ROUNDS)]
 
-    found = asyncio.run(rounds())
-    each_ms, speed_up, part, wait = (Estimate.of(list(readings)) for readings in zip(*found, strict=True))
-    used, answered = part.at_least(OF_THE_PROCESSORS), wait.at_most(SLOWEST_ANSWER)
-    print(f"\n{environment}: {each_ms.value:.0f} ms each, together {speed_up} x as fast", end=", ")
-    print(f"{part} of what was to be had of {usable_cores()} processors: {used}")
-    print(f"the slowest request meanwhile took {wait} of a verdict: {answered}")
-    assert Outcome.MISSED not in (used, answered)
+    found: list[Round] = []
+
+    def used_and_waited() -> list[float]:
+        found.append(asyncio.run(measure()))
+        return [found[-1].part, found[-1].wait]
+
+    asyncio.run(first_of_all())
+    targets = (
+        Target(f"{environment}: part of the {usable_cores()} processors that was used", least=OF_THE_PROCESSORS),
+        Target(f"{environment}: the slowest request meanwhile, in verdicts", most=SLOWEST_ANSWER),
+    )
+    hold(used_and_waited, *targets, rounds=ROUNDS)
+    each_ms, speed_up = (Estimate.of(list(readings)) for readings in list(zip(*found, strict=True))[:2])
+    print(f"{environment}: {each_ms.value:.0f} ms each, together {speed_up} x as fast")
 
 
 def test_many_verdicts_of_one_session_leave_another_its_part(client: ServerClient) -> None:
@@ -143,7 +149,5 @@ def test_many_verdicts_of_one_session_leave_another_its_part(client: ServerClien
         return (after - before) / MODEST
 
     for modest, kind in (("string_match", "session"), ("code_gen", "environment")):
-        per_one = Estimate.of([asyncio.run(measure(modest)) for _ in range(ROUNDS)])
-        fair = per_one.at_most(1.5)
-        print(f"\nanother {kind}: {per_one} verdicts of the greedy one for each of the other: {fair}")
-        assert fair is not Outcome.MISSED
+        target = Target(f"verdicts of a greedy session for each of another {kind}", most=1.5)
+        hold(lambda modest=modest: [asyncio.run(measure(modest))], target, rounds=ROUNDS)  # type: ignore[misc]

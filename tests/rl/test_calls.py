@@ -36,11 +36,11 @@ def test_a_handle_may_answer_at_once() -> None:
 def test_plain_methods_block_neither_each_other_nor_the_loop() -> None:
     all_there = threading.Barrier(20)
 
-    async def main() -> None:
+    async def main() -> list[int]:
         async with asyncio.timeout(30):
-            await asyncio.gather(*(call(all_there.wait) for _ in range(20)))
+            return list(await asyncio.gather(*(call(all_there.wait) for _ in range(20))))
 
-    asyncio.run(main())
+    assert sorted(asyncio.run(main())) == list(range(20))
 
 
 @pytest.mark.parametrize(("raised", "seen"), [(KeyError("k"), KeyError), (StopIteration(1), RuntimeError)])

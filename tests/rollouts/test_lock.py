@@ -92,7 +92,7 @@ def test_another_process_that_got_the_same_number_is_not_the_holder(tmp_path: Pa
     path = tmp_path / "out.lock"
     path.write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname(), "process_start": "1"}))
     with RunLock(path):
-        pass
+        assert json.loads(path.read_bytes())["pid"] == os.getpid()
 
 
 def _no_kernel_locks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,6 +305,7 @@ def test_files_that_stay_as_they_were_are_sound(paths: RolloutPaths) -> None:
         with store:
             store.append(_row(task), {})
     store.verify()
+    assert len(paths.rollouts.read_bytes().splitlines()) == 4
 
 
 def test_files_that_change_between_planning_and_opening_are_noticed(paths: RolloutPaths) -> None:

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
-from nemo_gym.servers.run import HttpProtocol
+from nemo_gym.servers.run import HttpProtocol, uvicorn_settings
 
 DEADLINE_S = 20.0
 WENT_ON = threading.Event()
@@ -67,11 +67,11 @@ def app() -> FastAPI:
 
 
 @contextmanager
-def serving(served: Any, **options: Any) -> Iterator[int]:
+def serving(served: Any, http: Any = HttpProtocol, **options: Any) -> Iterator[int]:
     """`served` on a loopback port, in a thread of its own."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         plain: dict[str, Any] = {"access_log": False, "server_header": False, "date_header": False, "lifespan": "off"}
-        server = uvicorn.Server(uvicorn.Config(served, log_level="critical", http=HttpProtocol, **plain, **options))
+        server = uvicorn.Server(uvicorn.Config(served, log_level="critical", http=http, **plain, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -144,6 +144,38 @@ def test_a_caller_takes_whole_answers_and_leaves_the_unusual_ones(kind: str) -> 
 
     assert taken == [False, not kind]  # with another request behind it, it is uvicorn's
     assert answers.count(b"HTTP/1.1 200 OK") + answers.count(b"HTTP/1.1 500") == 2
+
+
+def test_a_caller_that_wants_no_more_is_told_so_by_the_end_of_the_connection() -> None:
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        if not scope[CALLER].take(Answer(200, [*WHOLE], b"hello")):
+            await send({"type": "http.response.start", "status": 200, "headers": WHOLE})
+            await send({"type": "http.response.body", "body": b"hello"})
+
+    with serving(answering) as port, line_to(port) as line:
+        line.settimeout(3)  # uvicorn itself would wait for 5 s
+        line.sendall(asking("/", "POST", "Connection: close"))
+        assert received(line, b"\0").endswith(b"hello")
+
+
+def test_a_uvicorn_that_is_made_otherwise_sends_answers_in_its_own_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert uvicorn_settings()["http"] is HttpProtocol
+    assert not caplog.text
+
+    class OtherCycle:
+        def __init__(self) -> None:
+            self.transport = None
+
+    monkeypatch.setattr("nemo_gym.servers.run.RequestResponseCycle", OtherCycle)
+    http = uvicorn_settings()["http"]
+    assert (
+        f"uvicorn {uvicorn.__version__} lacks what whole answers are sent with (access_log, chunked_enc" in caplog.text
+    )
+    with serving(DisconnectMiddleware(app(), frozenset()), http) as port, line_to(port) as line:
+        line.sendall(asking("/whole"))
+        assert received(line, b"hello").startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize("path", ["/run", "/tool"])

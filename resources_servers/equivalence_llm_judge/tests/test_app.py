@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -202,7 +203,7 @@ def test_a_prompt_that_is_not_there_is_named() -> None:
 
 
 def test_the_number_of_questions_at_once_can_be_unlimited() -> None:
-    make_server(judge_endpoint_max_concurrency=None)
+    assert isinstance(make_server(judge_endpoint_max_concurrency=None)._slots, nullcontext)
 
 
 def test_key_metrics_are_the_mean_and_passes() -> None:

@@ -284,7 +284,9 @@ def test_latency_grows_with_the_answer() -> None:
     "path", sorted((Path(__file__).parents[1] / "scripts").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_shipped_scripts_can_be_loaded(path: Path) -> None:
-    Brain(*load_script(str(path)))
+    brain = Brain(*load_script(str(path)))
+    conversation = Conversation((Said("user", "a"),), tools=(), seed=None)
+    assert brain.answer(conversation, brain.draws_for(conversation)).counts.generation > 0
 
 
 def test_the_scripts_in_the_manual_can_be_loaded() -> None:

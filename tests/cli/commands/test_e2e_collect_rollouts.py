@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.end_to_end import plan_end_to_end, prepare_rows
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
+from tests.ports import free_range
 from tests.programs import Piped, ensure_running, still_running
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
@@ -74,6 +75,18 @@ def finish(run: Piped) -> tuple[int, str, str]:
 
 def lines_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_runs_that_start_at_the_same_moment_all_come_up(start: Start, tmp_path: Path) -> None:
+    """Four runs of three servers and a head server, whose usual port one of them gets, and two ports to spare."""
+    low = free_range(17)
+    ports = [f"+port_range_low={low}", f"+port_range_high={low + 16}"]
+    for attempt in range(3):
+        outputs = [f"results/{attempt}_{number}.jsonl" for number in range(4)]
+        begun = [start(*ports, f"++output_jsonl_fpath={output}") for output in outputs]
+        ended = [finish(run) for run in begun]
+        assert [code for code, _, _ in ended] == [0] * 4, ended
+        assert [len(lines_in(tmp_path / output)) for output in outputs] == [8] * 4
 
 
 def test_data_is_prepared_servers_run_and_rollouts_are_scored(start: Start, tmp_path: Path) -> None:
@@ -301,6 +314,15 @@ def test_examples_can_be_rolled_out_too(config: dict[str, Any]) -> None:
         {"name": "e", "type": "example", "jsonl_fpath": "train.jsonl"}
     ]
     assert len(prepared(config, split="example")) == 4
+
+
+def test_rows_that_come_with_the_package_leave_nothing_below_the_current_folder_but_the_output(
+    config: dict[str, Any],
+) -> None:
+    del config[AGENT]
+    there = set(Path().rglob("*"))
+    assert prepared(config, split="example")
+    assert {path.parts[0] for path in set(Path().rglob("*")) - there} == {"results"}
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_prompts_replace_only_rows_that_were_made_like_that(refused: Refused, na
 
 def test_what_a_command_has_written_it_may_write_again(refused: Refused) -> None:
     Path("prompt.yaml").write_text("user: '{question}'\n")
-    Path("q.jsonl").write_text('{"question": "why?"}\n')
-    for _ in range(2):
+    for question in ("why?", "how?"):
+        Path("q.jsonl").write_text(json.dumps({"question": question}) + "\n")
         materialize_prompts.run(
             ["+input_jsonl_fpath=q.jsonl", "+prompt_config=prompt.yaml", "+output_jsonl_fpath=filled.jsonl"]
         )
@@ -166,6 +166,7 @@ def test_what_a_command_has_written_it_may_write_again(refused: Refused) -> None
                 "+select=mean > 0",
             ]
         )
+        assert question in Path("filled.jsonl").read_text()
 
 
 def _state(folder: Path) -> dict[Path, tuple[int, ...]]:

@@ -264,9 +264,9 @@ def test_embedding_programs_can_wait_and_ask_themselves(
     assert helper.check_http_server_statuses([]) == []
 
 
-@pytest.mark.parametrize("isolation", ["hosted", "process"])
+@pytest.mark.parametrize("block", [{"isolation": "hosted"}, {"isolation": "process"}, {"num_workers": 2}])
 def test_warnings_that_were_only_counted_are_told_when_their_server_stops(
-    write_server: WriteServer, start_run: StartRun, tmp_path: Path, isolation: str
+    write_server: WriteServer, start_run: StartRun, tmp_path: Path, block: dict[str, Any]
 ) -> None:
     warn = (
         "import logging\nfrom nemo_gym.base_resources_server import BaseVerifyResponse, SimpleResourcesServer\n\n"
@@ -282,7 +282,7 @@ def test_warnings_that_were_only_counted_are_told_when_their_server_stops(
         "if __name__ == '__main__':\n    Mine.run_webserver()\n"
     )
     write_server("one", warn)
-    helper = start_run("one", blocks={"one": {"isolation": isolation}}, nemo_gym_log_dir=str(tmp_path / "logs"))
+    helper = start_run("one", blocks={"one": block}, nemo_gym_log_dir=str(tmp_path / "logs"))
     address = helper._server_client.addresses_of("one")[0]
     with urllib.request.urlopen(f"http://{address.host}:{address.port}/warn", timeout=10) as answer:
         assert answer.status == 200
