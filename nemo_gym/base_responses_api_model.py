@@ -25,8 +25,14 @@ from starlette.types import Scope
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.generation_gate import PAUSE_PATH, RESUME_PATH, GenerationGate, GenerationInterrupted
-from nemo_gym.http.model_answers import EndpointSettings, errors_explained, explained_error, validated_answer
-from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
+from nemo_gym.http.model_answers import (
+    EndpointSettings,
+    errors_explained,
+    explained_error,
+    validated_answer,
+    validated_as_it_is,
+)
+from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI, UnreadAnswer
 from nemo_gym.http.pace_books import Books
 from nemo_gym.http.pacing import SESSION, Pace, Pacer
 from nemo_gym.http.transports.memory import Answer
@@ -96,6 +102,7 @@ __all__ = [
     "ServerClient",
     "SimpleResponsesAPIModel",
     "SimpleServer",
+    "UnreadAnswer",
     "aggregate_model_call_metrics",
     "aggregate_model_call_records",
     "build_model_call_record",
@@ -110,6 +117,7 @@ __all__ = [
     "read_available_model_call_records",
     "read_model_call_records",
     "validated_answer",
+    "validated_as_it_is",
 ]
 
 logger = logging.getLogger(__name__)

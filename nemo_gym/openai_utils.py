@@ -102,12 +102,13 @@ from nemo_gym.schemas.openai_responses import (
     NeMoGymResponseUsage,
     accumulate_response_usage,
 )
-from nemo_gym.schemas.token_lists import with_lists_beside
+from nemo_gym.schemas.token_lists import row_with_response, with_lists_beside
 from nemo_gym.schemas.wire import (
     REQUIRED_TOKEN_FIELDS,
     TOKEN_FIELDS,
     ListsBeside,
     RoutedExperts,
+    RowWithResponse,
     TokenIDLogProbMixin,
     TokenIDLogProbTypedDictMixin,
 )
@@ -217,9 +218,11 @@ __all__ = [
     "NeMoGymResponseUsage",
     "NeMoGymSummary",
     "RoutedExperts",
+    "RowWithResponse",
     "TokenIDLogProbMixin",
     "TokenIDLogProbTypedDictMixin",
     "accumulate_response_usage",
+    "row_with_response",
     "training_variant_of",
     "validated_json",
     "with_lists_beside",

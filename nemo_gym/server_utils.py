@@ -17,7 +17,7 @@ from nemo_gym.global_config import (
     get_first_server_config_dict,
     get_global_config_dict,
 )
-from nemo_gym.http.client import ServerClient, get_server_url, setup_server_client
+from nemo_gym.http.client import ServerClient, get_server_url, makes_its_calls, setup_server_client
 from nemo_gym.http.errors import (
     ERROR_CLASS_HEADER,
     ERROR_SERVER_HEADER,
@@ -175,6 +175,7 @@ __all__ = [
     "json_answer",
     "json_bytes",
     "keep_partial",
+    "makes_its_calls",
     "maybe_ray_cluster_exit",
     "never_waits",
     "num_serving_processes",

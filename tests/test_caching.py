@@ -1,13 +1,14 @@
 """Whatever models and rows say, what is remembered of it stays small."""
 
 import gc
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nemo_gym.http.transports.base import _fixed_headers, _target, target_of
-from nemo_gym.http.transports.response import MOST_KEY_CHARACTERS, _attributes, _read_cookie, bounded_cache
+from nemo_gym.http.transports.base import _beginning, _fixed_headers, _target, target_of
+from nemo_gym.http.transports.response import MOST_KEY_CHARACTERS, _attributes, _is_name, _read_cookie, bounded_cache
 from nemo_gym.servers.sessions import MOST_REMEMBERED_COOKIES, REMEMBERED_COOKIES, Sessions
 
 LONG = 500_000
@@ -39,9 +40,11 @@ def test_what_is_too_long_by_itself_still_gets_its_answer() -> None:
 
 CACHES: list[tuple[Callable[..., Any], Callable[[str], tuple[Any, ...]]]] = [
     (_read_cookie, lambda text: (f"session={text}; Path=/".encode(),)),
+    (_is_name, lambda text: (text,)),
     (_attributes, lambda text: (f"Path=/{text}",)),
     (_target, lambda text: ("http://127.0.0.1:1", f"/{text}")),
     (_fixed_headers, lambda text: ((("x", text),), "http://127.0.0.1:1", True, False)),
+    (_beginning, lambda text: ("POST", ("http://x/", "/", b"/", b""), ((b"x", text.encode()),))),
     (target_of, lambda text: (f"http://127.0.0.1:1/{text}",)),
 ]
 
@@ -96,3 +99,20 @@ def test_more_sessions_at_a_time_than_are_remembered_make_room_for_themselves() 
     for cookie in others:
         sessions.call(cookie)
     assert sessions.remembered <= MOST_REMEMBERED_COOKIES
+
+
+def test_sessions_that_were_made_in_advance_are_not_begun_by_a_copy_of_the_process() -> None:
+    sessions = _CountedSessions("agent", "secret")
+    sessions.call()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, sessions.call())
+        os._exit(0)
+    os.waitpid(child, 0)
+    begun_there = os.read(reading, 10_000)
+    begun_here = {sessions.call() for _ in range(200)}
+
+    assert len(begun_here) == 200
+    assert begun_there not in begun_here
+    assert _CountedSessions("agent", "secret").call(begun_there) == begun_there

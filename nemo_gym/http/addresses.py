@@ -85,29 +85,28 @@ def least_busy(replicas: Iterable[Replica]) -> Replica:
     return min(replicas, key=lambda replica: (replica.shunned_until_s > now, replica.in_flight, replica.times_chosen))
 
 
-class _Remembered(NamedTuple):
+class _Remembered:
     """An address, and the nodes and raw values of the config that it was read from."""
 
-    address: Address
-    url: str
-    config: DictConfig
-    instance: Any
-    block: dict[Any, Any]
-    host: Any
-    host_value: Any
-    port: Any
-    port_value: Any
+    __slots__ = ("_block", "_config", "_host", "_host_value", "_instance", "_port", "_port_value", "place")
+
+    def __init__(self, place: tuple[Address, str], config: DictConfig, name: str, block: dict[Any, Any]) -> None:
+        """`place` is the address and its URL, as `config` gives it in the `block` of the server called `name`."""
+        self.place = place
+        self._config, self._instance, self._block = config, _nodes(config).get(name), block
+        self._host, self._port = block["host"], block["port"]
+        self._host_value, self._port_value = self._host._val, self._port._val
 
     def still_holds(self, config: DictConfig, name: str) -> bool:
         try:
-            if config is not self.config or config._content[name] is not self.instance:  # type: ignore[index]
+            if config is not self._config or config._content[name] is not self._instance:  # type: ignore[index]
                 return False
-            host, port = self.block["host"], self.block["port"]
+            host, port = self._block["host"], self._block["port"]
         except (KeyError, TypeError):
             return False
-        if host is not self.host or port is not self.port:
+        if host is not self._host or port is not self._port:
             return False
-        return bool(host._val == self.host_value and port._val == self.port_value)
+        return bool(host._val == self._host_value and port._val == self._port_value)
 
 
 class AddressBook:
@@ -126,7 +125,7 @@ class AddressBook:
         known = self._remembered.get(name)
         if known is None or not known.still_holds(config, name):
             known = self._remembered[name] = _read(config, name)
-        return known[:2]
+        return known.place
 
 
 def _read(config: DictConfig, name: str) -> _Remembered:
@@ -139,18 +138,8 @@ def _read(config: DictConfig, name: str) -> _Remembered:
         raise ServerRefNotFoundError(
             f"Server {name!r} has no address (host: {host}, port: {port}): it was not started with this config"
         )
-    address, nodes = Address(str(host), int(port)), _nodes(block)
-    return _Remembered(
-        address=address,
-        url=base_url(address),
-        config=config,
-        instance=_nodes(config).get(name),
-        block=nodes,
-        host=nodes["host"],
-        host_value=nodes["host"]._val,
-        port=nodes["port"],
-        port_value=nodes["port"]._val,
-    )
+    address = Address(str(host), int(port))
+    return _Remembered((address, base_url(address)), config, name, _nodes(block))
 
 
 def server_names(config: DictConfig) -> list[str]:

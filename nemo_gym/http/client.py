@@ -1,5 +1,6 @@
 """`ServerClient`: call a server by its configured name, in memory when it lives here, else over HTTP."""
 
+import asyncio
 import http.client
 import time
 from collections.abc import Iterable, Mapping
@@ -34,7 +35,7 @@ from nemo_gym.http.run_answers import ATTEMPT_HEADER, CALL_LOG
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
 from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
 from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
-from nemo_gym.http.transports.response import RawHeaders
+from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.http.transports.session import (
     current_settings,
     get_global_aiohttp_client,
@@ -62,7 +63,7 @@ from nemo_gym.rollout_correlation import (
     rollout_path_prefix,
 )
 from nemo_gym.schemas.server_config import ServerStatus
-from nemo_gym.schemas.wire import ListsBeside
+from nemo_gym.schemas.wire import IN_PARTS
 
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
@@ -109,7 +110,10 @@ class ServerClient(BaseModel):
 
         Of a pydantic model given as `json` only the fields that were set go out.
         """
-        path = url_path if url_path.startswith("/") else f"/{url_path}"
+        return await self._request(server_name, url_path, method, kwargs)
+
+    async def _request(self, server_name: str, url_path: str, method: str, kwargs: dict[str, Any]) -> ClientResponse:
+        path = url_path if url_path[:1] == "/" else f"/{url_path}"
         log = CALL_LOG.get()
         started_s = 0.0
         if log is not None:
@@ -118,20 +122,20 @@ class ServerClient(BaseModel):
         try:
             address, url = self._address_of(server_name)
             hosted = find_local_app(server_name, address)
-            given = kwargs.get("json")
-            if hosted is not None and given is not None and _PLAIN_CALL.issuperset(kwargs):
-                is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
-                body, content = (b"", given) if is_taken else (json_bytes(given), None)
-                plain = json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
-                return await self._request_in_memory(hosted, plain, kwargs)
-            kwargs = with_json_body(kwargs)
-            if type(kwargs.get("data")) is ListsBeside:
-                return await self._request_in_two_parts(server_name, path, method, kwargs)
-            if hosted is not None:
-                translated = local_request(method, url, path, kwargs, address)
-                if translated is not None:
-                    return await self._request_in_memory(hosted, translated, kwargs)
-            return await self._request_over_http(server_name, path, method, kwargs)
+            asked = None if hosted is None else _asked_in_memory(hosted, method, url, path, kwargs, address)
+            if hosted is None or asked is None:
+                return await self._request_elsewhere(server_name, path, method, kwargs)
+            settings = current_settings(hosted.loop)
+            tried_s = time.monotonic()
+            try:
+                response = await hosted.exchange(asked, asked.timeout_s or settings.http_total_timeout_s)
+            except TRANSPORT_ERRORS as error:
+                tries = Tries(settings.retry_between_servers, failures=1, started_s=tried_s)
+                call = Call(asked.method, asked.url, server_name, internal=True)
+                raise call_failure(error, call, tries) from error
+            if response.status in REDIRECTS:
+                return await self._redirected(response, server_name, kwargs)
+            return response  # type: ignore[return-value]  # which is one to its callers
         finally:
             if log is not None:
                 log.note(server_name, path, started_s)
@@ -142,7 +146,9 @@ class ServerClient(BaseModel):
 
     async def post(self, server_name: str, url_path: str, **kwargs: Any) -> ClientResponse:
         """POST to a server."""
-        return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
+        if type(self).request is not _OWN_REQUEST:
+            return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
+        return await self._request(server_name, url_path, "POST", kwargs)
 
     def set_replicas(self, server_name: str, addresses: Iterable[tuple[str, int]]) -> None:
         """Spread `/run` of a server over these addresses; none of them means the configured one again.
@@ -193,17 +199,13 @@ class ServerClient(BaseModel):
             method, lambda: self._address_of(server_name)[1] + path, kwargs, server_name=server_name, internal=True
         )
 
-    async def _request_in_two_parts(
+    async def _request_elsewhere(
         self, server_name: str, path: str, method: str, kwargs: dict[str, Any]
     ) -> ClientResponse:
-        """Hand a document over as it is to a server that takes it so, or else whole."""
-        address, url = self._address_of(server_name)
-        hosted, beside = find_local_app(server_name, address), kwargs["data"]
-        if hosted is not None and takes_over(hosted, method, path, beside):
-            request = local_request(method, url, path, {**kwargs, "data": beside.envelope}, address)
-            if request is not None:
-                return await self._request_in_memory(hosted, request._replace(content=beside), kwargs)
-        return await self.request(server_name, path, method, **{**kwargs, "data": beside.whole()})
+        kwargs = with_json_body(kwargs)
+        if type(kwargs.get("data")) in IN_PARTS:
+            kwargs = {**kwargs, "data": kwargs["data"].whole()}
+        return await self._request_over_http(server_name, path, method, kwargs)
 
     @cached_property
     def _is_observed(self) -> bool:
@@ -229,27 +231,38 @@ class ServerClient(BaseModel):
         is_fit = rollout_id is not None and ROLLOUT_ID_PATTERN.fullmatch(rollout_id)
         return rollout_path_prefix(rollout_id) + path if is_fit else path
 
-    async def _request_in_memory(
-        self, hosted: HostedApp, request: LocalRequest, kwargs: dict[str, Any]
-    ) -> ClientResponse:
-        settings = current_settings()
-        timeout_s = request.timeout_s or settings.http_total_timeout_s
-        started_s = time.monotonic()
-        try:
-            response = await hosted.exchange(request, timeout_s)
-        except TRANSPORT_ERRORS as error:
-            tries = Tries(settings.retry_between_servers, failures=1, started_s=started_s)
-            call = Call(request.method, request.url, hosted.name, internal=True)
-            raise call_failure(error, call, tries) from error
-        redirect = None
-        if response.status in REDIRECTS:
-            if type(kwargs.get("data")) is ListsBeside:
-                kwargs = {**kwargs, "data": kwargs["data"].whole()}
-            redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
+    async def _redirected(self, response: LocalResponse, server_name: str, kwargs: dict[str, Any]) -> ClientResponse:
+        """What comes of an answer that may lead elsewhere."""
+        if type(kwargs.get("data")) in IN_PARTS:
+            kwargs = {**kwargs, "data": kwargs["data"].whole()}
+        redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
         if redirect is None:
             return response  # type: ignore[return-value]  # which is one to its callers
         method, url, kwargs = redirect
-        return await send(method, lambda: url, kwargs, server_name=hosted.name, internal=True)
+        return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
+
+
+def _asked_in_memory(
+    hosted: HostedApp, method: str, url: str, path: str, kwargs: dict[str, Any], address: Address
+) -> LocalRequest | None:
+    """The request that `kwargs` describe, to a server that lives here; None when only aiohttp can make it.
+
+    What the server takes as it is becomes no JSON on the way.
+    """
+    given = kwargs.get("json")
+    if given is not None and _PLAIN_CALL.issuperset(kwargs):
+        is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
+        body, content = (b"", given) if is_taken else (json_bytes(given), None)
+        return json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
+    if "json" in kwargs:
+        kwargs = with_json_body({**kwargs})
+    parts: Any = kwargs.get("data")
+    if type(parts) not in IN_PARTS:
+        return local_request(method, url, path, kwargs, address)
+    if not takes_over(hosted, method, path, parts):
+        return local_request(method, url, path, {**kwargs, "data": parts.whole()}, address)
+    request = local_request(method, url, path, {**kwargs, "data": parts.envelope}, address)
+    return None if request is None else request._replace(content=parts)
 
 
 class _Route(NamedTuple):
@@ -272,9 +285,10 @@ class RolloutSender:
         self._client, self._path, self._headers = client, path, headers
         self._routes: dict[str, _Route | None] = {}
         self._replicas = client._addresses.replicas
-        self._timeout_s = current_settings().http_total_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = current_settings(self._loop).http_total_timeout_s
         self._is_plain = (
-            (type(client).post, type(client).request) == _OWN_CALLS
+            makes_its_calls(client)
             and replaceable("get_global_aiohttp_client", get_global_aiohttp_client) is get_global_aiohttp_client
             and CALL_LOG.get() is None
             and rollout_header() is None
@@ -298,7 +312,7 @@ class RolloutSender:
         path = self._path
         request = LocalRequest("POST", route.url, path, path.encode(), b"", headers, body, None, None, address, head)
         try:
-            response = await transport_to_addresses().exchange(request, self._timeout_s)
+            response = await transport_to_addresses(self._loop).exchange(request, self._timeout_s)
         except TRANSPORT_ERRORS as error:
             return await self._try_again(server_name, body, name, FailedTry(error, started_s))
         if response.status in REDIRECTS and (redirect := redirect_of(response, self._kwargs(body, name))) is not None:
@@ -329,6 +343,15 @@ class RolloutSender:
 
 
 _OWN_CALLS = (ServerClient.post, ServerClient.request)
+_OWN_REQUEST = ServerClient.request
+
+
+def makes_its_calls(client: ServerClient) -> bool:
+    """Whether a client makes its calls as this module does: nobody stands in for it, or for a part of it."""
+    kind = type(client)
+    return (getattr(kind, "post", None), getattr(kind, "request", None)) == _OWN_CALLS
+
+
 _ATTEMPT = ATTEMPT_HEADER.encode()
 _LENGTH = b"\r\ncontent-length: "
 

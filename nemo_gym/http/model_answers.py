@@ -31,16 +31,23 @@ from nemo_gym.http.errors import (
     readable,
 )
 from nemo_gym.http.request import json_bytes
+from nemo_gym.schemas.openai_responses import NeMoGymResponse
 from nemo_gym.schemas.wire import LONG_BYTES, TOKEN_FIELDS
 
 _TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Response = TypeVar("_Response", bound=NeMoGymResponse)
 
 _UNKNOWN_MODEL = re.compile(
     r"model_not_found|invalid_model|DeploymentNotFound|(?:unknown|invalid|unsupported|no such) model"
     r"|model\b.{0,200}?\b(?:not found|does not exist|is unknown|not available)",
     re.IGNORECASE | re.DOTALL,
 )
+_USAGE = b'"usage"'
+_WHOLE_USAGE = re.compile(
+    rb'"usage"\s*:\s*\{[^{}]*"input_tokens_details"\s*:\s*\{[^{}]*"cached_tokens"\s*:\s*\d[^{}]*\}'
+    rb'[^{}]*"output_tokens_details"\s*:\s*\{[^{}]*"reasoning_tokens"\s*:\s*\d'
+).match
 _ESCAPE = re.compile(
     rb"\\(?:u(?:(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?P<half>[dD][89a-fA-F][0-9a-fA-F]{2}))?|.)",
     re.DOTALL,
@@ -204,6 +211,37 @@ class errors_explained:  # noqa: N801 - reads as the function it would be, at a 
             raise explained from error
 
 
+def validated_as_it_is(answer_type: type[_Response], raw: bytes) -> _Response | None:
+    """What an endpoint answered as `answer_type`, if it is a response that agents can be given to the letter.
+
+    None: it has to be read, and looked at more closely. Many endpoints tell no details of the usage, and send null for
+    the content of reasoning. In JSON a name in quotes is never a part of a text, whose quotes have a backslash.
+    """
+    place = raw.find(_USAGE)
+    if not _is_short(raw) or raw.find(_USAGE, place + 1) >= 0 or place < 0 or not _WHOLE_USAGE(raw, place):
+        return None
+    try:
+        validated: _Response = answer_type.__pydantic_validator__.validate_json(raw)  # a step less than its own method
+    except ValidationError:
+        return None
+    for item in validated.output:
+        if _says_null(item, "content"):
+            return None
+    return validated
+
+
+def _says_null(model: BaseModel, name: str) -> bool:
+    """Whether null was given for a field, declared or not."""
+    if name not in model.__pydantic_fields_set__:
+        return False
+    return (model.__dict__ if name in model.__dict__ else model.__pydantic_extra__ or {}).get(name, 0) is None
+
+
+def _is_short(raw: bytes) -> bool:
+    """Whether to parse an answer a second time, or as a whole, costs next to nothing."""
+    return len(raw) < LONG_BYTES and raw.find(_TOKEN_IDS) < 0
+
+
 def validated_answer(answer_type: type[_Answer], answer: Any, settings: EndpointSettings) -> _Answer:
     """What the endpoint answered, as `answer_type`.
 
@@ -222,7 +260,7 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
 def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
     try:
         # what is long is not parsed a second time
-        if isinstance(answer, JsonObject) and len(answer.raw) < LONG_BYTES and _TOKEN_IDS not in answer.raw:
+        if isinstance(answer, JsonObject) and _is_short(answer.raw):
             return answer_type.model_validate_json(answer.raw)
         return answer_type.model_validate(answer)
     except ValidationError:

@@ -14,6 +14,7 @@ import asyncio
 import math
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from typing import Any
@@ -173,6 +174,12 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /responses`."""
         return await self._call("POST", f"{self._root}/responses", {"json": body})
 
+    def create_response_unread(self, **body: Any) -> "Awaitable[UnreadAnswer]":
+        """`POST /responses`, for who may have no use for a dict."""
+        call: Any = self._call("POST", f"{self._root}/responses", {"json": body}, unread=True)
+        made: Awaitable[UnreadAnswer] = call
+        return made
+
     async def create_tokenize(self, **body: Any) -> dict[str, Any]:
         """`POST /tokenize`, which lives beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}{_TOKENIZE}", {"json": body})
@@ -224,15 +231,14 @@ class NeMoGymAsyncOpenAI(BaseModel):
     def _root(self) -> str:
         return self.base_url.rstrip("/")
 
-    async def _call(self, method: str, url: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-        settings, contact, pacer = current_settings(), self.contact, self.pacer
-        body = kwargs.get("json")
+    async def _call(self, method: str, url: str, kwargs: dict[str, Any], *, unread: bool = False) -> dict[str, Any]:
+        loop, body = asyncio.get_running_loop(), kwargs.get("json")
+        settings, contact, pacer = current_settings(loop), self.contact, self.pacer
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
-        kwargs = {
-            "timeout": _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s),
-            **({"params": self.default_query} if self.default_query else {}),
-            **with_json_body({**kwargs, "headers": self._headers if body is None else self._json_headers}),
-        }
+        timeout = _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s)
+        query = {"params": self.default_query} if self.default_query else {}
+        headers = self._headers if body is None else self._json_headers
+        kwargs = with_json_body({"timeout": timeout, **query, **kwargs, "headers": headers})
         call = Call(method, url, internal=self.internal, timeout_key="model_total_timeout_s")
         turn = None if pacer is None else pacer.turn(body or {}, len(kwargs.get("data", b"")), asks=_asks_model(call))
         contact.asked_at_s = contact.asked_at_s or tries.started_s
@@ -246,7 +252,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
                         waited_s = await contact.wait_for(turn)
                         tries.excuse(waited_s)
                         tried_since_s += waited_s
-                    answer: dict[str, Any] = await _attempt(call, kwargs, turn)
+                    answer: dict[str, Any] = await _attempt(loop, call, kwargs, turn, unread=unread)
                     contact.has_answered, contact.failure = True, ""
                     return answer
                 except ServerResponseError as error:
@@ -286,17 +292,36 @@ def _asks_model(call: Call) -> bool:
     return call.method == "POST" and not call.url.endswith(_TOKENIZE)
 
 
-async def _attempt(call: Call, kwargs: dict[str, Any], turn: Turn | None = None) -> Any:
-    response = await try_once(call.method, call.url, kwargs, whole=True)
+class UnreadAnswer:
+    """An answer of an endpoint that nobody has parsed."""
+
+    __slots__ = ("_response", "raw")
+
+    def __init__(self, response: Any, raw: bytes) -> None:
+        self._response = response
+        self.raw = raw
+
+    def read(self) -> Any:
+        """What `NeMoGymAsyncOpenAI` returns of it; raises what that raises."""
+        return _content_of(self._response, self.raw, None)
+
+
+async def _attempt(
+    loop: asyncio.AbstractEventLoop, call: Call, kwargs: dict[str, Any], turn: Turn | None, *, unread: bool
+) -> Any:
+    response = await try_once(call.method, call.url, kwargs, whole=True, loop=loop)
     if isinstance(response, LocalResponse):
-        return _content_of(response, await response.read(), turn)
-    async with response:
-        return _content_of(response, await response.read(), turn)
+        body = await response.read()
+    else:
+        async with response:
+            body = await response.read()
+    if not response.ok:
+        raise response_error(response, body)
+    content = None if unread and turn is None else _content_of(response, body, turn)
+    return UnreadAnswer(response, body) if unread else content
 
 
 def _content_of(response: Any, body: bytes, turn: Turn | None) -> Any:
-    if not response.ok:
-        raise response_error(response, body)
     try:
         content, body = read_json(body)
     except orjson.JSONDecodeError:

@@ -154,8 +154,13 @@ async def send(
         await asyncio.sleep(pause_s)
 
 
-async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool) -> ClientResponse:
-    """Send one request once, and wherever it is redirected; `whole`: its answer is of no use before it is complete."""
+async def try_once(
+    method: str, url: str, kwargs: dict[str, Any], *, whole: bool, loop: asyncio.AbstractEventLoop | None = None
+) -> ClientResponse:
+    """Send one request once, and wherever it is redirected; `whole`: its answer is of no use before it is complete.
+
+    `loop` is the running one, for who has it at hand.
+    """
     client_of_loop = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)
     if client_of_loop is not get_global_aiohttp_client:
         return await client_of_loop().request(method=method, url=url, **kwargs)
@@ -167,8 +172,8 @@ async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool
         if target is None or request is None:
             answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
         else:
-            timeout_s = request.timeout_s or current_settings().http_total_timeout_s
-            answer = await transport_to_addresses().exchange(request, timeout_s)  # type: ignore[assignment]
+            timeout_s = request.timeout_s or current_settings(loop).http_total_timeout_s
+            answer = await transport_to_addresses(loop).exchange(request, timeout_s)  # type: ignore[assignment]
         redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
         if redirect is None:
             return answer

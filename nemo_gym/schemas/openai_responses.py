@@ -7,7 +7,7 @@ count on them: what is read may lack them, what is written always has them, with
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, with_config
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -22,6 +22,7 @@ from nemo_gym.schemas.openai_items import (
 from nemo_gym.schemas.wire import OrObject, TextOrList, WireModel, fastapi_body, fields_of, shallow_copy
 
 _DETAILS = frozenset({"input_tokens_details", "output_tokens_details"})
+_Counts = TypeVar("_Counts", bound=WireModel)
 _Object: TypeAlias = Annotated[dict[str, Any], OrObject()]
 """An object nobody here looks into; Python programs may give a model of OpenAI's SDK for it."""
 
@@ -94,11 +95,31 @@ class NeMoGymResponseUsage(WireModel):
 
 
 def _add_usages(left: NeMoGymResponseUsage, right: NeMoGymResponseUsage) -> NeMoGymResponseUsage:
+    total = _plain_sum(left, right)
+    if total is not None:
+        sums = [_plain_sum(getattr(left, name), getattr(right, name)) for name in _DETAILS]
+        if None not in sums:
+            total.__dict__.update(zip(_DETAILS, sums, strict=True))
+            return total
     details = {
         "input_tokens_details": _added(left.input_tokens_details, right.input_tokens_details),
         "output_tokens_details": _added(left.output_tokens_details, right.output_tokens_details),
     }
     return type(left).model_validate({**_added(left, right), **details})
+
+
+def _plain_sum(left: _Counts, right: WireModel) -> _Counts | None:
+    """`_added` as a model, in a third of the time; None if there are other counts than the documented ones."""
+    if type(left) is not type(right) or left.__pydantic_extra__ or right.__pydantic_extra__:
+        return None
+    total = shallow_copy(left)
+    theirs = right.__dict__
+    for name, count in left.__dict__.items():
+        if type(count) is int and type(theirs.get(name)) is int:
+            total.__dict__[name] = count + theirs[name]
+        elif name not in _DETAILS:
+            return None
+    return total
 
 
 def _added(left: WireModel, right: WireModel) -> dict[str, int]:

@@ -19,6 +19,7 @@ import orjson
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from nemo_gym.schemas.openai_items import RESPONSES_TO_TRAIN, NeMoGymFunctionCallOutput
 from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.schemas.wire import (
     LONG_TEXT,
@@ -26,6 +27,7 @@ from nemo_gym.schemas.wire import (
     PARTS,
     REQUIRED_TOKEN_FIELDS,
     ListsBeside,
+    RowWithResponse,
     list_mark,
     long_texts_in,
     text_mark,
@@ -40,6 +42,7 @@ _TEXTS = (*PARTS, "arguments")
 _PART_TEXTS = ("text", "image_url", "file_data")
 _PARAMS, _RESPONSE = "responses_create_params", "response"
 _CHECKING = ("validators", "field_validators", "root_validators", "model_validators")
+_WITHOUT_NUMBERS = frozenset({*RESPONSES_TO_TRAIN, NeMoGymFunctionCallOutput})
 _set = object.__setattr__
 _WRITING = ("field_serializers", "model_serializers", "computed_fields")
 
@@ -136,6 +139,20 @@ def _text(written: bytes) -> str:
         return written.decode("ascii")
     text: str = orjson.loads(b'"%b"' % written)
     return text
+
+
+def row_with_response(row: bytes, response: BaseModel) -> RowWithResponse | None:
+    """A row, in which something follows, and a response that can be handed over beside it.
+
+    None if reading its JSON might give another one: what is in it must have been read before, or made like that, and
+    log-probs may be no numbers.
+    """
+    if type(response) is not NeMoGymResponse:
+        return None
+    for item in response.output:
+        if type(item) not in _WITHOUT_NUMBERS:
+            return None
+    return RowWithResponse(row, response)
 
 
 def can_be_filled_in(body_type: Any) -> bool:

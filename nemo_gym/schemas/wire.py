@@ -249,6 +249,33 @@ class ListsBeside(NamedTuple):
         return b"".join((*pieces, self.envelope[copied_to:])), spans
 
 
+class RowWithResponse(NamedTuple):
+    """A JSON document in two parts: a row, and the response that is its last field.
+
+    A server of the same process that only reads what it is given takes the response as it is.
+    """
+
+    row: bytes
+    """Without the brace at its end."""
+    response: BaseModel
+    """A `NeMoGymResponse` that its JSON says all of: reading that would give an equal one."""
+
+    @property
+    def envelope(self) -> bytes:
+        """The document with a response that says nothing."""
+        return self.row + _EMPTY_RESPONSE
+
+    def whole(self) -> bytes:
+        """The document."""
+        written = self.response.__pydantic_serializer__.to_json(self.response, exclude_unset=True)
+        return b"".join((self.row, b',"response":', written, b"}"))
+
+
+_EMPTY_RESPONSE = b',"response":{"id":"","created_at":0,"model":"","output":[]}}'
+IN_PARTS: tuple[type, ...] = (ListsBeside, RowWithResponse)
+"""Documents that are JSON only when they are `whole`."""
+
+
 def list_mark(number: int, *, of_floats: bool) -> list[Any]:
     """Stands for a list."""
     return [float(MARK), float(number)] if of_floats else [MARK, number]

@@ -99,12 +99,14 @@ class DirectLane:
             with running_as(self._instance_name):
                 await self._app(scope, receive, send)
             return
-        body, complete = await read_body(receive)
-        if not complete:
-            return
-        answer = await self.answer(call, scope, body, receive)
+        caller: Caller | None = scope.get(CALLER)
+        whole = None if caller is None else caller.whole_body(scope)
+        if whole is None:
+            whole, is_complete = await read_body(receive)
+            if not is_complete:
+                return
+        answer = await self.answer(call, scope, whole, receive)
         if isinstance(answer, Answer):
-            caller: Caller | None = scope.get(CALLER)
             if caller is not None and caller.take(answer):
                 return
             await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})

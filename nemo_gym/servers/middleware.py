@@ -53,6 +53,9 @@ class Caller(Protocol):
     when_gone: Callable[[], object] | None
     """Called when the connection is lost before the answer is out."""
 
+    def whole_body(self, scope: Scope) -> bytes | None:
+        """The body of a request, if all of it is here and nobody has read any; None: it is to be received."""
+
     def take(self, answer: Answer) -> bool:
         """Send a whole answer at once; False if this caller, or this answer, wants more than that."""
 

@@ -232,6 +232,36 @@ if HttpToolsProtocol is not None:
         """Uvicorn's HTTP, with one write per answer; to servers, the `Caller` of what comes over a connection."""
 
         when_gone: Callable[[], object] | None = None
+        _idle_since_s: float | None = None
+
+        def _unset_keepalive_if_required(self) -> None:
+            self._idle_since_s = None  # the timer goes on: to stop and start one takes longer than the rest of this
+
+        def on_response_complete(self) -> None:
+            """Uvicorn: an answer is out; a connection on which nothing follows for too long is closed."""
+            if self.pipeline or self.transport.is_closing():
+                super().on_response_complete()
+                return
+            self.server_state.total_requests += 1
+            self.flow.resume_reading()
+            self._idle_since_s = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._look_again_in(self.timeout_keep_alive)
+
+        def timeout_keep_alive_handler(self) -> None:
+            """Uvicorn: the timer of the connection has ended."""
+            self.timeout_keep_alive_task = None
+            if self._idle_since_s is None:
+                self._look_again_in(self.timeout_keep_alive)
+                return
+            idle_s = self.loop.time() - self._idle_since_s
+            if idle_s < self.timeout_keep_alive:
+                self._look_again_in(self.timeout_keep_alive - idle_s)
+            else:
+                super().timeout_keep_alive_handler()
+
+        def _look_again_in(self, wait_s: float) -> None:
+            self.timeout_keep_alive_task = self.loop.call_later(wait_s, self.timeout_keep_alive_handler)
 
         def on_headers_complete(self) -> None:
             """Parser: there is a request, whose task does not run before this has returned."""
@@ -247,8 +277,23 @@ if HttpToolsProtocol is not None:
         def connection_lost(self, exc: Exception | None) -> None:
             """Asyncio: the connection is gone; whoever works for its caller is told."""
             super().connection_lost(exc)
+            if self.timeout_keep_alive_task is not None:
+                self.timeout_keep_alive_task.cancel()
+                self.timeout_keep_alive_task = None
             if self.when_gone is not None and self.cycle.disconnected:
                 self.when_gone()
+
+        def whole_body(self, scope: Any) -> bytes | None:
+            """The body of a request, if all of it has come and nobody has read any: what `receive` would say first."""
+            cycle = self.cycle
+            if cycle.scope is not scope or cycle.more_body or cycle.disconnected or cycle.response_complete:
+                return None
+            if cycle.waiting_for_100_continue or not cycle.message_event.is_set():
+                return None
+            self.flow.resume_reading()
+            cycle.message_event.clear()
+            body, cycle.body = bytes(cycle.body), bytearray()
+            return body
 
         def take(self, answer: Answer) -> bool:
             """Send a whole answer as uvicorn would, without looking at every part of it."""

@@ -18,12 +18,13 @@ import os
 import re
 import secrets
 import time
+import weakref
 from base64 import urlsafe_b64decode
 from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,7 +46,7 @@ MOST_REMEMBERED_COOKIES = 16_384
 _ATTRIBUTES = f"path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 _SIGNATURE_BYTES = 24
 _FOR_URLS = bytes.maketrans(b"+/", b"-_")
-_IDS_AT_ONCE = 64
+_DRAWN_AT_ONCE = 64
 _END_SESSION_HEADER_BYTES = END_SESSION_HEADER.encode()
 _SWEEP_EVERY_S = 30.0
 _OVER_MCP = re.compile(r"/mcp(/|\Z)")
@@ -53,22 +54,44 @@ _OVER_MCP = re.compile(r"/mcp(/|\Z)")
 _NEEDS_NO_SESSION = frozenset({"/seed_session", "/end_session", "/aggregate_metrics"})
 
 
-class _Kept(NamedTuple):
+class _Kept:
     """A session between two requests."""
 
-    data: dict[str, Any]
-    """Never handed out itself: requests get copies."""
-    header: tuple[bytes, bytes]
-    """What brings it back to the caller."""
+    __slots__ = ("cookie", "data", "header")
 
-    def copy(self) -> dict[str, Any]:
-        return self.data.copy() if len(self.data) == 1 else deepcopy(self.data)  # one entry is the id, which is text
+    def __init__(self, data: dict[str, Any], cookie: bytes, header: tuple[bytes, bytes]) -> None:
+        """`data` is never handed out itself: requests get copies. `header` brings `cookie` back to the caller."""
+        self.data, self.cookie, self.header = data, cookie, header
 
 
-Session = tuple[dict[str, Any], _Kept | None]
-"""The session of one request: what handlers see and may change, and how it came in, None when it is new.
+class _Drawn(list[_Kept]):
+    """Sessions that nobody has begun yet: to make many at once takes half as long for each.
 
-One that leaves as it came keeps its cookie.
+    A copy of this process must not begin the same ones.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self) -> None:
+        _ALL_DRAWN.append(weakref.ref(self, _ALL_DRAWN.remove))
+
+
+_ALL_DRAWN: list[weakref.ref[_Drawn]] = []
+
+
+def _draw_no_more() -> None:
+    for reference in _ALL_DRAWN:
+        drawn = reference()
+        if drawn is not None:
+            drawn.clear()
+
+
+os.register_at_fork(after_in_child=_draw_no_more)
+
+Session = tuple[dict[str, Any], _Kept, bool]
+"""The session of one request: what handlers see and may change, how it began, and whether that was with this request.
+
+One that leaves as it came, or as it was made, needs no other cookie.
 """
 
 
@@ -86,29 +109,42 @@ class Sessions:
         self._known: dict[bytes, _Kept] = {}
         self._known_before: dict[bytes, _Kept] = {}
         self._room = REMEMBERED_COOKIES
+        self._drawn = _Drawn()
 
     def open(self, scope: Scope) -> Session:
         """The session a request belongs to, a new one when it brings none of ours; handlers find it in `scope`."""
         kept = None
         for name, value in scope["headers"]:
-            if name == b"cookie" and self._marker in value:
+            if name == b"cookie" and value.find(self._marker) >= 0:
                 cookie = self._cookie(value)
                 if cookie is not None:
                     kept = self._known.get(cookie) or self._known_before.get(cookie) or self._read(cookie)
                 break
-        data: dict[str, Any] = {} if kept is None else kept.copy()
+        is_new = kept is None
+        if kept is None:
+            if not self._drawn:
+                self._draw()
+            kept = self._drawn.pop()
+        data = kept.data
+        data = data.copy() if len(data) == 1 else deepcopy(data)  # one entry is the id, which is text
         if SESSION_ID_KEY not in data:
-            data[SESSION_ID_KEY] = _new_id()
+            data[SESSION_ID_KEY] = _as_uuid(os.urandom(16).hex())
         scope["session"] = data
-        scope[SESSION_RETURNS_KEY] = kept is not None
+        scope[SESSION_RETURNS_KEY] = not is_new
         if self._take_turns:
             WORKS_FOR.set((self.cookie_name, data[SESSION_ID_KEY]))
-        return data, kept
+        return data, kept, is_new
 
     def header(self, session: Session) -> tuple[bytes, bytes]:
         """The header of an answer that brings the session back."""
-        data, kept = session
-        return kept.header if kept is not None and data == kept.data else self._write(data)
+        data, kept, is_new = session
+        if data != kept.data:
+            text = json_bytes(data)
+            kept = self._made(text, data.copy() if len(data) == 1 else json.loads(text))
+        elif not is_new:
+            return kept.header
+        self._keep(kept)
+        return kept.header
 
     def _cookie(self, header: bytes) -> bytes | None:
         """The session's cookie among those of a header."""
@@ -123,42 +159,36 @@ class Sessions:
         if not hmac.compare_digest(signature, self._signature(payload)):
             return None
         self._room = min(self._room + 1, MOST_REMEMBERED_COOKIES)
-        return self._keep(cookie, json.loads(urlsafe_b64decode(payload)))
+        kept = self._kept(cookie, json.loads(urlsafe_b64decode(payload)))
+        self._keep(kept)
+        return kept
 
-    def _write(self, data: dict[str, Any]) -> tuple[bytes, bytes]:
-        text = json_bytes(data)
+    def _draw(self) -> None:
+        """Make new sessions; asking the system for randomness takes as long for many as for one."""
+        digits = os.urandom(16 * _DRAWN_AT_ONCE).hex()
+        for start in range(0, len(digits), 32):
+            data = {SESSION_ID_KEY: _as_uuid(digits[start : start + 32])}
+            self._drawn.append(self._made(json_bytes(data), data))
+
+    def _made(self, text: bytes, data: dict[str, Any]) -> _Kept:
+        """A session with a cookie that holds `text`, the JSON of `data`."""
         payload = b2a_base64(text, newline=False).translate(_FOR_URLS)
-        kept = data.copy() if len(data) == 1 else json.loads(text)
-        return self._keep(b"%b.%b" % (payload, self._signature(payload)), kept).header
+        return self._kept(b"%b.%b" % (payload, self._signature(payload)), data)
 
     def _signature(self, payload: bytes) -> bytes:
         return blake2b(payload, key=self._key, digest_size=_SIGNATURE_BYTES).hexdigest().encode()
 
-    def _keep(self, cookie: bytes, data: dict[str, Any]) -> _Kept:
+    def _kept(self, cookie: bytes, data: dict[str, Any]) -> _Kept:
+        return _Kept(data, cookie, (b"set-cookie", b"%b%b; %b" % (self._marker, cookie, _ATTRIBUTES)))
+
+    def _keep(self, kept: _Kept) -> None:
         if 2 * len(self._known) >= self._room:  # half of them at once: finding the oldest takes longer every time
             self._known_before, self._known = self._known, {}
-        header = b"%b%b; %b" % (self._marker, cookie, _ATTRIBUTES)
-        kept = self._known[cookie] = _Kept(data, (b"set-cookie", header))
-        return kept
-
-
-_UNUSED_IDS: list[str] = []
-"""Asking the system for randomness takes as long for many ids as for one."""
-os.register_at_fork(after_in_child=_UNUSED_IDS.clear)
-
-
-def _new_id() -> str:
-    """A random UUID, without the class around it."""
-    try:
-        return _UNUSED_IDS.pop()
-    except IndexError:
-        drawn = os.urandom(16 * _IDS_AT_ONCE).hex()
-        for digits in (drawn[start : start + 32] for start in range(32, len(drawn), 32)):
-            _UNUSED_IDS.append(_as_uuid(digits))
-        return _as_uuid(drawn[:32])
+        self._known[kept.cookie] = kept
 
 
 def _as_uuid(digits: str) -> str:
+    """A random UUID, without the class around it."""
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 

@@ -19,7 +19,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseFunctionToolCall
-from nemo_gym.server_utils import never_waits
+from nemo_gym.server_utils import never_waits, reads_only
 
 HAND_IN = "extract_synonym_values"
 
@@ -106,6 +106,7 @@ class ExampleMultiStepResourcesServer(SimpleResourcesServer):
         return ExtractSynonymValuesResponse(success=True)
 
     @never_waits
+    @reads_only
     async def verify(self, body: ExampleMultiStepVerifyRequest) -> ExampleMultiStepVerifyResponse:
         """Score what was handed in last; whatever cannot be read as values counts as nothing handed in."""
         given = handed_in_values(body.response)

@@ -13,7 +13,7 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import never_waits
+from nemo_gym.server_utils import never_waits, reads_only
 
 
 class SimpleWeatherResourcesServerConfig(BaseResourcesServerConfig):
@@ -53,6 +53,7 @@ class SimpleWeatherResourcesServer(SimpleResourcesServer):
         return GetWeatherResponse(city=body.city, weather_description=f"The weather in {body.city} is cold.")
 
     @never_waits
+    @reads_only
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         """Every rollout is a success."""
         return BaseVerifyResponse(**dict(body), reward=1.0)

@@ -19,7 +19,7 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import SESSION_ID_KEY, never_waits
+from nemo_gym.server_utils import SESSION_ID_KEY, never_waits, reads_only
 from resources_servers.workplace_assistant.company import TOOLS, Company, ToolError, after
 from resources_servers.workplace_assistant.world import Tables, load, made_up
 
@@ -106,6 +106,7 @@ class WorkplaceAssistantResourcesServer(SimpleResourcesServer):
         except ToolError as error:
             return ToolResponse(output=f"Error: {error}")
 
+    @reads_only
     async def verify(self, body: WorkplaceAssistantVerifyRequest) -> WorkplaceAssistantVerifyResponse:
         """Right when the company has become what the solution makes of it."""
         made = [(item.name, item.arguments) for item in body.response.output if item.type == "function_call"]

@@ -8,7 +8,7 @@ they answer, errors too, is shown to the model. Nothing that a model says ends a
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import orjson
@@ -35,6 +35,7 @@ from nemo_gym.server_utils import (
     json_answer,
     json_bytes,
     keep_partial,
+    makes_its_calls,
     raise_for_status,
     takes_unread,
     time_limit,
@@ -307,9 +308,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         trajectory.resources_cookies = merged(trajectory.resources_cookies, answer.cookies)
         return text
 
-    async def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> tuple[NeMoGymResponse, Cookies]:
+    def _attempt(self, row: SimpleAgentRunRequest, cookies: Cookies) -> Awaitable[tuple[NeMoGymResponse, Cookies]]:
         """What is to be verified, and the cookies of the environment's session then."""
-        return await self._respond(row.responses_create_params, cookies)
+        return self._respond(row.responses_create_params, cookies)
 
     async def _respond(
         self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: Cookies
@@ -339,9 +340,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return (self._prefix(current_rollout_id()) if is_named else "") + _RESPONSES_PATH
 
     async def _verify(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
-        answer = await self._post_to_environment(
-            "/verify", cookies, data=with_response(row, response), headers=_VERIFY_HEADERS
-        )
+        can_hand_over = _holds_the_conversation(type(self)) and makes_its_calls(self.server_client)
+        asked = with_response(row, response, to_hand_over=can_hand_over)
+        answer = await self._post_to_environment("/verify", cookies, data=asked, headers=_VERIFY_HEADERS)
         if not answer.ok:
             await raise_for_status(answer)
         verdict = await answer.read()
@@ -363,10 +364,17 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         except Exception as error:  # noqa: BLE001 - tidying up must not hide what happened
             logger.info("/end_session of %r failed: %r", self.config.resources_server.name, error)
 
-    async def _post_to_environment(self, path: str, cookies: Cookies | None, **options: Any) -> ClientResponse:
-        return await self.server_client.post(
+    def _post_to_environment(self, path: str, cookies: Cookies | None, **options: Any) -> Awaitable[ClientResponse]:
+        return self.server_client.post(
             server_name=self.config.resources_server.name, url_path=path, cookies=cookies, **options
         )
+
+
+@cache
+def _holds_the_conversation(agent: type[SimpleAgent]) -> bool:
+    """Whether what an agent has verified was made here, of nothing but validated answers, and is sent from here."""
+    ways = ("_attempt", "_respond", "_run_steps", "_next_answer", "_ask_model", "_call_tool", "_post_to_environment")
+    return all(getattr(agent, way) is getattr(SimpleAgent, way) for way in (*ways, "responses"))
 
 
 def _parsed(body: bytes, complaint: str) -> NeMoGymResponse:

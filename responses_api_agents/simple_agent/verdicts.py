@@ -7,14 +7,20 @@ import orjson
 from pydantic import BaseModel
 
 from nemo_gym.base_resources_server import BaseVerifyResponse, NeMoGymResponse
-from nemo_gym.openai_utils import ListsBeside, with_lists_beside
+from nemo_gym.openai_utils import ListsBeside, RowWithResponse, row_with_response, with_lists_beside
 from nemo_gym.server_utils import json_bytes
 
 
-def with_response(row: bytes, response: NeMoGymResponse) -> bytes | ListsBeside:
-    """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
+def with_response(
+    row: bytes, response: NeMoGymResponse, *, to_hand_over: bool = False
+) -> bytes | ListsBeside | RowWithResponse:
+    """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field.
+
+    `to_hand_over` says that the response itself is offered to an environment in this process.
+    """
     before = row.rstrip()[:-1]
-    return with_lists_beside(response, before) or b"".join((before, b',"response":', json_bytes(response), b"}"))
+    in_parts = with_lists_beside(response, before) or (row_with_response(before, response) if to_hand_over else None)
+    return in_parts or b"".join((before, b',"response":', json_bytes(response), b"}"))
 
 
 class Verdict(NamedTuple):

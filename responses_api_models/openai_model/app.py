@@ -7,7 +7,7 @@ wrong key, comes back as one sentence that names the endpoint and the setting.
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from time import time
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, Field
@@ -17,8 +17,10 @@ from nemo_gym.base_responses_api_model import (
     EndpointSettings,
     PacedModelConfig,
     SimpleResponsesAPIModel,
+    UnreadAnswer,
     errors_explained,
     validated_answer,
+    validated_as_it_is,
 )
 from nemo_gym.openai_utils import (
     JsonObject,
@@ -30,6 +32,9 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.responses_converter import empty_completion, is_too_long, too_long_response
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, json_answer, reads_only
+
+_Answer = TypeVar("_Answer")
+_CREATE_RESPONSE = NeMoGymAsyncOpenAI.create_response
 
 
 class OpenAIModelConfig(PacedModelConfig):
@@ -66,8 +71,10 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:  # type: ignore[override]
         """Answer through the endpoint's `/responses`."""
-        response, _ = await self._answered(body)
-        return response
+        answer = await self._ask(self._client.create_response, self._outgoing(body))
+        if answer is None:
+            return too_long_response(body, self.config.openai_model)
+        return validated_answer(NeMoGymResponse, answer, self._settings)
 
     def asked_endpoints(self) -> Sequence[Endpoint]:
         """The one that is configured."""
@@ -79,14 +86,17 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     @reads_only
     async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
-        response, answer = await self._answered(body)
-        return json_answer(answer.raw, response) if _can_be_passed_on(answer) else response
-
-    async def _answered(self, body: NeMoGymResponseCreateParamsNonStreaming) -> tuple[NeMoGymResponse, dict[str, Any]]:
-        answer = await self._ask(self._client.create_response, self._outgoing(body))
-        if answer is None:
-            return too_long_response(body, self.config.openai_model), {}
-        return validated_answer(NeMoGymResponse, answer, self._settings), answer
+        given = await self._ask(_unread(self._client), self._outgoing(body))
+        if given is None:
+            return too_long_response(body, self.config.openai_model)
+        if isinstance(given, UnreadAnswer):
+            response = validated_as_it_is(NeMoGymResponse, given.raw)
+            if response is not None:
+                return json_answer(given.raw, response)
+            with errors_explained(self._settings):
+                given = given.read()
+        response = validated_answer(NeMoGymResponse, given, self._settings)
+        return json_answer(given.raw, response) if _can_be_passed_on(given) else response
 
     async def chat_completions(  # type: ignore[override]
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming
@@ -105,12 +115,13 @@ class OpenAIModel(SimpleResponsesAPIModel):
         return request
 
     def _request(self, body: BaseModel) -> dict[str, Any]:
-        given = body.model_dump(exclude_unset=True)
+        if type(body).model_dump is BaseModel.model_dump:  # the same, and the step saved is for every model call
+            given = body.__pydantic_serializer__.to_python(body, exclude_unset=True)
+        else:
+            given = body.model_dump(exclude_unset=True)
         return {**self.config.extra_body, **given, "model": self.config.openai_model}
 
-    async def _ask(
-        self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]
-    ) -> dict[str, Any] | None:
+    async def _ask(self, call: Callable[..., Awaitable[_Answer]], request: dict[str, Any]) -> _Answer | None:
         """What the endpoint answers; None when the request is longer than the model can read."""
         try:
             return await call(**request)
@@ -123,6 +134,12 @@ class OpenAIModel(SimpleResponsesAPIModel):
     @cached_property
     def _settings(self) -> EndpointSettings:
         return EndpointSettings(self.config.name, self.config.openai_base_url, self.config.openai_model)
+
+
+def _unread(client: NeMoGymAsyncOpenAI) -> Callable[..., Awaitable[Any]]:
+    """`create_response` without reading its answer, unless somebody has put something else in its place."""
+    is_own = getattr(client.create_response, "__func__", None) is _CREATE_RESPONSE
+    return client.create_response_unread if is_own else client.create_response
 
 
 def _can_be_passed_on(answer: dict[str, Any]) -> TypeGuard[JsonObject]:

@@ -174,6 +174,15 @@ def test_usage_adds_up() -> None:
     assert total == usage(111, 222, 333).model_copy(update={"output_tokens": 114, "total_tokens": 225})
 
 
+def test_a_sum_leaves_its_summands_as_they_are() -> None:
+    left, right = usage(1, 2, 3), usage(10, 20, 30)
+    total = accumulate_response_usage(left, right)
+
+    assert total is not None
+    total.input_tokens_details.cached_tokens += 1
+    assert (left, right) == (usage(1, 2, 3), usage(10, 20, 30))
+
+
 def test_no_usages_add_up_to_nothing() -> None:
     total = NeMoGymResponseUsage.sum_from_list([])
 

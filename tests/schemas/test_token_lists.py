@@ -18,6 +18,7 @@ from nemo_gym.schemas.wire import (
     LONG_TEXT,
     MARK,
     ListsBeside,
+    RowWithResponse,
     long_parts_header,
     long_texts_in,
     with_lists_read,
@@ -25,7 +26,7 @@ from nemo_gym.schemas.wire import (
     with_parts_unread,
 )
 from nemo_gym.servers import routes
-from nemo_gym.servers.routes import DirectCall, DirectRoute, to_json
+from nemo_gym.servers.routes import DirectCall, DirectRoute, reads_only, to_json
 from responses_api_agents.simple_agent.verdicts import with_response
 from tests.perf.side_by_side import endpoint, payloads
 
@@ -162,20 +163,58 @@ def test_types_with_checks_of_their_own_are_read_whole() -> None:
     assert not call_of(verify).takes(with_response(ROW, response_with(numbers(LONG))))
 
 
+def test_a_handler_that_only_reads_gets_the_response_itself_and_no_other_does() -> None:
+    seen: list[Ours] = []
+
+    async def verify(body: Ours) -> dict[str, Any]:
+        seen.append(body)
+        return {}
+
+    row = ROW.replace(b'"note":"[1,2]"', b'"note":"n"')
+    body = with_response(row, NeMoGymResponse.model_validate_json(endpoint.CALL), to_hand_over=True)
+    assert isinstance(body, RowWithResponse)
+    assert not call_of(verify).takes(body)
+    call = call_of(reads_only(verify))
+    assert call.takes(body)
+    for given, content in ((body.whole(), None), (body.envelope, body)):
+        asyncio.run(call.answer({"type": "http", "headers": []}, given, never, content))
+    read, handed_over = seen
+    assert handed_over.response is body.response
+    assert handed_over == read
+    assert handed_over.model_dump_json() == read.model_dump_json()
+    assert handed_over.model_fields_set == read.model_fields_set
+
+
+def test_a_handler_that_wants_the_request_or_checks_the_response_is_not_handed_one() -> None:
+    async def with_request(request: Request, body: Ours) -> dict[str, Any]:
+        return {}
+
+    async def with_checks(body: Strict) -> dict[str, Any]:
+        return {}
+
+    body = with_response(ROW, NeMoGymResponse.model_validate_json(endpoint.CALL), to_hand_over=True)
+    assert not any(call_of(reads_only(handler)).takes(body) for handler in (with_request, with_checks))
+
+
+def test_log_probs_that_may_be_no_numbers_are_read_from_json() -> None:
+    assert isinstance(with_response(ROW, response_with(numbers(3)), to_hand_over=True), bytes)
+
+
 def test_what_is_wrong_with_a_row_is_said_in_the_same_words() -> None:
     async def verify(body: Ours) -> dict[str, Any]:
         return {}
 
     row = b'{"responses_create_params":{"input":"hi"}}'
-    call, body = call_of(verify), with_response(row, response_with(numbers(LONG)))
-    assert isinstance(body, ListsBeside)
-    errors = []
-    for content in (None, body):
-        with pytest.raises(Exception, match="note") as caught:
-            asyncio.run(call.answer({"type": "http", "headers": []}, body.whole(), never, content))
-        errors.append(caught.value)
-    assert type(errors[0]) is type(errors[1])
-    assert str(errors[0]) == str(errors[1])
+    for response in (response_with(numbers(LONG)), response_with(None)):
+        call, body = call_of(reads_only(verify)), with_response(row, response, to_hand_over=True)
+        assert isinstance(body, ListsBeside | RowWithResponse)
+        errors = []
+        for content in (None, body):
+            with pytest.raises(Exception, match="note") as caught:
+                asyncio.run(call.answer({"type": "http", "headers": []}, body.whole(), never, content))
+            errors.append(caught.value)
+        assert type(errors[0]) is type(errors[1])
+        assert str(errors[0]) == str(errors[1])
 
 
 def test_rollouts_with_and_without_the_short_way_are_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,11 @@ def app() -> FastAPI:
 
 
 @contextmanager
-def serving(served: Any, http: Any = HttpProtocol) -> Iterator[int]:
+def serving(served: Any, http: Any = HttpProtocol, **options: Any) -> Iterator[int]:
     """`served` on a loopback port, in a thread of its own."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         plain: dict[str, Any] = {"access_log": False, "server_header": False, "date_header": False, "lifespan": "off"}
-        server = uvicorn.Server(uvicorn.Config(served, log_level="critical", http=http, **plain))
+        server = uvicorn.Server(uvicorn.Config(served, log_level="critical", http=http, **plain, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -203,3 +203,44 @@ def test_who_goes_before_the_answer_takes_its_rollout_along_and_no_tool(path: st
             time.sleep(0.005)
 
     assert ended == ["cancelled" if path == "/run" else "done"]
+
+
+def test_a_connection_is_closed_when_nothing_has_come_for_so_long_and_not_before() -> None:
+    with serving(app(), timeout_keep_alive=1) as port, line_to(port) as line:
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + 2.5:  # never silent for a second, but open for longer
+            line.sendall(asking("/whole"))
+            assert received(line, b"hello").endswith(b"hello")
+            time.sleep(0.25)
+        last_s = time.monotonic() - 0.25
+        assert line.recv(1) == b""
+        assert 0.9 <= time.monotonic() - last_s < DEADLINE_S
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_body_is_there_at_once_only_if_all_of_it_has_come(pieces: int) -> None:
+    found: list[Any] = []
+
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        whole = scope[CALLER].whole_body(scope)
+        if whole is None:
+            parts = b""
+            while (message := await receive())["more_body"]:
+                parts += message["body"]
+            found.append(("received", parts + message["body"]))
+        else:
+            found.append(("at once", whole))
+            assert scope[CALLER].whole_body(scope) is None
+        assert scope[CALLER].take(Answer(200, [*WHOLE], b"hello"))
+
+    body = b"0123456789" * 30
+    with serving(answering) as port, line_to(port) as line:
+        line.sendall(
+            f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[: 300 // pieces]
+        )
+        for start in range(300 // pieces, 300, 300 // pieces):
+            time.sleep(0.1)
+            line.sendall(body[start : start + 300 // pieces])
+        assert received(line, b"hello").endswith(b"hello")
+
+    assert found == [("at once" if pieces == 1 else "received", body)]

@@ -88,6 +88,10 @@ class LocalRequest(NamedTuple):
     """All that goes over the wire before the body, where somebody knows it; it says the same as the fields above."""
 
 
+_as_request = tuple.__new__
+"""Makes a `LocalRequest` of all its fields, in a third of the time that its own constructor takes."""
+
+
 class Transport(Protocol):
     """One way for a request to reach a server."""
 
@@ -186,14 +190,16 @@ def call_after(
 class time_limit:  # noqa: N801 - reads as the function it would be
     """`asyncio.timeout`, entered by a plain `with`, and at a fifth of its cost; a long limit may be a second late."""
 
-    __slots__ = ("_before", "_is_over", "_limit_s", "_task", "_timer", "_waits")
+    __slots__ = ("_before", "_is_over", "_limit_s", "_loop", "_task", "_timer", "_waits")
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is the running one, for who has it at hand: to ask for it takes a call of the system."""
         self._limit_s = limit_s
+        self._loop = loop
         self._is_over = False
 
     def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop or asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
@@ -273,13 +279,16 @@ def local_request(
     params = kwargs.get("params")
     target = _target_with(base_url, url_path, params) if params else _target(base_url, url_path)
     method = method.upper()
-    headers = _translated(kwargs.get("headers") or {}, method, base_url, data, body)
+    headers, fixed = _translated(kwargs.get("headers") or {}, method, base_url, data, body)
+    head = None
     if cookies := kwargs.get("cookies"):
         headers = _with_cookies(headers, _cookie_header(cookies, base_url, url_path).encode())
+    elif fixed and (beginning := _beginning(method, target, fixed)) is not None:
+        head = b"%bcontent-length: %d\r\n\r\n" % (beginning, len(body))
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
-    return LocalRequest(method, *target, headers, body, timeout, None, address)
+    return _as_request(LocalRequest, (method, *target, headers, body, timeout, None, address, head))
 
 
 def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
@@ -306,10 +315,14 @@ def json_request(
     address: Address | TlsAddress | None = None,
 ) -> LocalRequest:
     """What nearly every call between servers is; `method` is in capitals."""
-    headers = [*_json_headers(base_url), (b"content-length", b"%d" % len(body))]
+    length = (b"content-length", b"%d" % len(body))
     if cookies:
-        headers.insert(0, (b"cookie", _cookie_header(cookies, base_url, url_path).encode()))
-    return LocalRequest(method, *_target(base_url, url_path), headers, body, None, content, address)
+        own = (b"cookie", _cookie_header(cookies, base_url, url_path).encode())
+        headers = [own, *_json_headers(base_url), length]
+    else:
+        headers = [*_json_headers(base_url), length]
+    target = _target(base_url, url_path)
+    return _as_request(LocalRequest, (method, *target, headers, body, None, content, address, None))
 
 
 @lru_cache
@@ -343,21 +356,42 @@ def _with_cookies(headers: list[tuple[bytes, bytes]], own: bytes) -> list[tuple[
     return [(b"cookie", b"; ".join([*kept, own])), *(item for item in headers if item[0] != b"cookie")]
 
 
-def _translated(given: Any, method: str, base_url: str, data: Any, body: bytes) -> list[tuple[bytes, bytes]]:
+def _translated(
+    given: Any, method: str, base_url: str, data: Any, body: bytes
+) -> tuple[list[tuple[bytes, bytes]], tuple[tuple[bytes, bytes], ...]]:
     """Headers as an ASGI server hands them on, with those that aiohttp adds of its own accord.
+
+    Also those of them that are the same every time, if only the length of the body follows.
 
     Where the body ends is not the caller's to say: a wrong length would make its rest the next request.
     """
     pairs = tuple(given.items() if hasattr(given, "items") else given)
-    own: list[tuple[bytes, bytes]] = []
+    has_body = data is not None or method in _HAVE_BODIES
     if ROLLOUT_HEADER in given or ATTEMPT_HEADER in given:
         own = [(_OF_ONE_ROLLOUT[name], str(value).encode()) for name, value in pairs if name in _OF_ONE_ROLLOUT]
         pairs = tuple([pair for pair in pairs if pair[0] not in _OF_ONE_ROLLOUT])
-    has_body = data is not None or method in _HAVE_BODIES
-    headers = [*_fixed_headers(pairs, base_url, has_body, isinstance(data, str)), *own]
+        headers = [*_fixed_headers(pairs, base_url, has_body, isinstance(data, str)), *own]
+        fixed: tuple[tuple[bytes, bytes], ...] = ()
+    else:
+        fixed = _fixed_headers(pairs, base_url, has_body, isinstance(data, str))
+        headers = [*fixed]
     if body or method not in ("GET", "HEAD", "OPTIONS", "TRACE"):
         headers.append((b"content-length", b"%d" % len(body)))
-    return headers
+        return headers, fixed
+    return headers, ()
+
+
+@bounded_cache(1024)
+def _beginning(
+    method: str, target: tuple[str, str, bytes, bytes], fixed: tuple[tuple[bytes, bytes], ...]
+) -> bytes | None:
+    """What goes over the wire before the length of a body; None if it cannot."""
+    url, path, raw_path, query = target
+    try:
+        head, _ = message_of(LocalRequest(method, url, path, raw_path, query, [*fixed], b"", None))
+    except ValueError:
+        return None
+    return head.removesuffix(b"\r\n")
 
 
 @bounded_cache(1024)  # those of one caller are the same every time

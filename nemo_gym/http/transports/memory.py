@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
-from pydantic import BaseModel
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.errors import AnswerTooLargeError
@@ -29,7 +28,6 @@ from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.http.transports.session import current_settings
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.rollout_correlation import without_rollout_prefix
-from nemo_gym.schemas.wire import ListsBeside
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +72,23 @@ class DirectCalls(Protocol):
 
 _DISCONNECT = "http.disconnect"
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-_COMMON_SCOPE: Scope = {
+_SCOPE: dict[str, Any] = {
     "type": "http",
     "http_version": "1.1",
     "scheme": "http",
     "root_path": "",
     "client": ("127.0.0.1", 0),
     ADMITTED: True,
+    "asgi": None,
+    "method": None,
+    "path": None,
+    "raw_path": None,
+    "query_string": None,
+    "headers": None,
+    "server": None,
+    "state": None,
 }
+"""Copied for every call: a dict that is large enough from the start need not grow."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ class HostedApp:
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the app's lifespan yielded."""
     direct: DirectCalls | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
     async def exchange(self, request: LocalRequest, timeout_s: float) -> LocalResponse:
         """Answer `request`; the app's exceptions become answers, as they do over HTTP.
@@ -104,23 +112,27 @@ class HostedApp:
             TimeoutError: no complete answer within `timeout_s`.
             aiohttp.ServerDisconnectedError: the server was stopped before it answered.
         """
-        scope = _scope(self, request)
-        url = request.url
-        call = self.direct.find(request.method, request.path) if self.direct is not None else None
-        if call is None:
+        method, url, path, raw_path, query, headers, body, _, content, address, _ = request
+        scope: Scope = _SCOPE.copy()
+        scope["asgi"] = _ASGI.copy()
+        scope["method"], scope["path"], scope["raw_path"], scope["query_string"] = method, path, raw_path, query
+        scope["headers"], scope["server"], scope["state"] = headers, address, {**self.state}
+        direct = self.direct
+        call = None if direct is None else direct.find(method, path)
+        if call is None or direct is None:
             return await _call_app(self, self.app, scope, request, timeout_s, url)
-        assert self.direct is not None
-        work = self.direct.answer(call, scope, request.body, _nothing_more, request.content)
-        if request.path in self.cancellable_paths:
-            with time_limit(timeout_s):
+        work = direct.answer(call, scope, body, _nothing_more, content)
+        if path in self.cancellable_paths:
+            with time_limit(timeout_s, self.loop):
                 answer = await work
-        elif self.direct.never_waits(call):
+        elif direct.never_waits(call):
             answer = _at_once(work)
         else:
             answer = await _carried_out(work, timeout_s)
-        if not isinstance(answer, Answer):
+        if type(answer) is not Answer:
             return await _call_app(self, answer, scope, request, timeout_s, url)
-        return LocalResponse(request.method, url, answer.status, answer.headers, answer.body, parsed=answer.content)
+        status, headers, body, content = answer
+        return LocalResponse(method, url, status, headers, body, parsed=content)
 
 
 _HOSTED: dict[asyncio.AbstractEventLoop, dict[str, HostedApp]] = {}
@@ -144,10 +156,11 @@ def register_local_app(
     a name from `CANCELLABLE_PATHS` passes its own `cancellable_paths`.
     """
     known_at = frozenset(Address(host, port) for host, port in addresses)
-    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct)
+    running = asyncio.get_running_loop()
+    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct, running)
     for loop in [loop for loop in _HOSTED if loop.is_closed()]:
         del _HOSTED[loop]
-    _HOSTED.setdefault(asyncio.get_running_loop(), {})[name] = hosted
+    _HOSTED.setdefault(running, {})[name] = hosted
 
 
 def unregister_local_app(name: str) -> None:
@@ -162,7 +175,7 @@ def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
     return hosted if hosted is not None and address in hosted.addresses else None
 
 
-def takes_over(hosted: HostedApp, method: str, path: str, content: BaseModel | ListsBeside) -> bool:
+def takes_over(hosted: HostedApp, method: str, path: str, content: Any) -> bool:
     """Whether a server takes `content` as it is, so that it need not become JSON on the way."""
     call = hosted.direct.find(method, path) if hosted.direct is not None else None
     return call is not None and bool(call.takes(content))
@@ -340,17 +353,3 @@ async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Excha
     except BaseException as error:  # also SystemExit: a handler must not end the process that hosts it
         logger.error("Server %r failed at %s %s", hosted.name, scope["method"], scope["path"], exc_info=error)
     exchange.fail()
-
-
-def _scope(hosted: HostedApp, request: LocalRequest) -> Scope:
-    return {
-        **_COMMON_SCOPE,
-        "asgi": _ASGI.copy(),
-        "method": request.method,
-        "path": request.path,
-        "raw_path": request.raw_path,
-        "query_string": request.query,
-        "headers": request.headers,
-        "server": request.address,
-        "state": {**hosted.state},
-    }

@@ -21,6 +21,7 @@ from nemo_gym.http.errors import ServerResponseError, reason_phrase
 
 RawHeaders = list[tuple[bytes, bytes]]
 _DECODER = SimpleCookie()
+_fill: Callable[[Morsel[str], dict[str, str]], None] = Morsel.__setstate__  # type: ignore[attr-defined]
 _SET_COOKIE = (b"set-cookie", b"Set-Cookie")
 _FLAGS = ("secure", "httponly", "partitioned")
 _NOT_PLAIN_MORSEL = ("domain", "secure", "expires")
@@ -241,9 +242,12 @@ def _read_cookie(header: bytes) -> ReceivedCookie | None:
     """Read one `Set-Cookie` header. `SimpleCookie.load` gives up at attributes it has not heard of."""
     pair, _, attributes = _text(header).partition(";")
     name, _, coded = pair.strip().partition("=")
+    if not _is_name(name):
+        return None
     morsel = ReceivedCookie()
+    value = _DECODER.value_decode(coded)[0] if coded[:1] == '"' else coded
     try:
-        morsel.set(name, _DECODER.value_decode(coded)[0] if coded.startswith('"') else coded, coded)
+        _fill(morsel, {"key": name, "value": value, "coded_value": coded})
     except CookieError:
         return None
     read, applies_everywhere = _attributes(attributes)
@@ -251,6 +255,17 @@ def _read_cookie(header: bytes) -> ReceivedCookie | None:
     morsel.name = name
     morsel.plain_pair = f"{name}={coded}" if applies_everywhere else None
     return morsel
+
+
+@bounded_cache(1024)
+def _is_name(name: str) -> bool:
+    """Whether a cookie may be called that."""
+    try:
+        probe: Morsel[str] = Morsel()
+        probe.set(name, "", "")
+    except CookieError:
+        return False
+    return True
 
 
 @bounded_cache(1024)

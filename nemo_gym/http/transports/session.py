@@ -204,9 +204,9 @@ def get_global_aiohttp_client(
     return _open_session(global_aiohttp_client_config or current_settings()).client
 
 
-def transport_to_addresses() -> Transport:
-    """What carries the running event loop's whole requests to addresses and host names."""
-    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+def transport_to_addresses(loop: asyncio.AbstractEventLoop | None = None) -> Transport:
+    """What carries the whole requests of the running event loop, which is `loop`, to addresses and host names."""
+    session = _SESSIONS.by_loop.get(loop or asyncio.get_running_loop())
     if session is None or session.client.closed:
         session = _open_session(current_settings())
     return session.transports[0]
@@ -234,12 +234,13 @@ def is_global_aiohttp_client_setup() -> bool:
     return session is not None and not session.client.closed
 
 
-def current_settings() -> GlobalAIOHTTPAsyncClientConfig:
-    """The settings in force; inside an event loop they are read once."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return _SESSIONS.chosen or settings_of_process()
+def current_settings(loop: asyncio.AbstractEventLoop | None = None) -> GlobalAIOHTTPAsyncClientConfig:
+    """The settings in force; inside an event loop, which callers may have at hand, they are read once."""
+    if loop is None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return _SESSIONS.chosen or settings_of_process()
     settings = _SESSIONS.settings_by_loop.get(loop)
     if settings is None:
         _forget_dead_loops()

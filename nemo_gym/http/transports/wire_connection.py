@@ -90,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_gone",
         "_headers",
         "_line",
+        "_loop",
         "_max_bytes",
         "_parser",
         "_received",
@@ -134,7 +135,7 @@ class Connection(asyncio.Protocol):
     def send(self, message: tuple[bytes, bytes]) -> "asyncio.Future[Answer]":
         """Send a request over an open connection; the future is its answer."""
         assert self.transport is not None
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Answer] = self._loop.create_future()
         self._answered = answered
         self._received = 0
         head, body = message
@@ -159,6 +160,7 @@ class Connection(asyncio.Protocol):
     def take(self, transport: asyncio.Transport, line: asyncio.WriteTransport) -> None:
         """Speak over `transport`, whose bytes go out through `line`."""
         self.transport, self._line = transport, line
+        self._loop = asyncio.get_running_loop()
         line.set_write_buffer_limits(high=0)  # uvloop then writes at once
 
     def data_received(self, data: bytes) -> None:
