@@ -209,11 +209,12 @@ def test_calls_that_were_answered_are_in_the_record_although_the_server_was_kill
     command.append(f"model_call_capture_dir={tmp_path}")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        sdk, _ = clients(f"http://127.0.0.1:{int(server.stdout.readline())}", "3-1")
-        answers = [sdk.responses.create(model="m", input=text).id for text in ("one", "two")]
-        server.kill()
-    with pytest.raises(openai.APIConnectionError):
-        sdk.responses.create(model="m", input="three")
+        with clients(f"http://127.0.0.1:{int(server.stdout.readline())}", "3-1") as (sdk, _):
+            answers = [sdk.responses.create(model="m", input=text).id for text in ("one", "two")]
+            server.kill()
+            server.wait()
+            with pytest.raises(openai.APIConnectionError):
+                sdk.responses.create(model="m", input="three")
 
     row = {"_ng_task_index": 3, "_ng_rollout_index": 1}
     record: dict[str, Any] = {**row, "_ng_failure_class": "connection_failed"}
