@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 try:
+    import httptools
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 except ImportError:  # without httptools uvicorn has another way, and this module says nothing about it
     HttpToolsProtocol = RequestResponseCycle = STATUS_LINE = None  # type: ignore[assignment, misc]
@@ -29,6 +30,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.http.transports.response import RawHeaders
+from nemo_gym.http.transports.wire_connection import LONGEST_AT_ONCE_BYTES, LongBody
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
@@ -52,6 +54,7 @@ IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
 _COPIED_UP_TO_BYTES = 64 * 1024
+_LONG_READ_BYTES = 128 * 1024
 _AT_ONCE_BYTES = 4_000_000
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
@@ -182,6 +185,29 @@ if HttpToolsProtocol is not None:
 
         when_gone: Callable[[], object] | None = None
 
+        def data_received(self, data: bytes) -> None:
+            """Asyncio: some bytes; if a long body begins with them, its rest need not come in pieces."""
+            super().data_received(data)
+            if len(data) >= _LONG_READ_BYTES and (cycle := self.cycle) is not None and cycle.body:
+                length = _announced_length(cycle)
+                if len(cycle.body) < length <= LONGEST_AT_ONCE_BYTES and not self.pipeline:
+                    cycle.receive = _WholeBody(self, cycle, length)  # type: ignore[method-assign]
+
+        def read_on(self, beginning: bytearray, length: int) -> "asyncio.Future[bytes | None]":
+            """All of a body; None when its caller goes before it is there."""
+            whole: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+            def end(body: bytes, is_complete: bool) -> None:
+                if not whole.done():
+                    whole.set_result(body if is_complete else None)
+
+            self.parser = httptools.HttpRequestParser(self)  # which has seen nothing of this request
+            if hasattr(self.parser, "set_dangerous_leniencies"):
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            LongBody(self, self.transport, length, beginning, end)
+            self.flow.resume_reading()
+            return whole
+
         def on_headers_complete(self) -> None:
             """Parser: there is a request, whose task does not run before this has returned."""
             super().on_headers_complete()
@@ -214,6 +240,35 @@ if HttpToolsProtocol is not None:
             cycle.message_event.set()
             cycle.on_response()
             return True
+
+
+class _WholeBody:
+    """The `receive` of a request whose long body has begun to come: who asks for it gets it in one piece.
+
+    Nothing more of it is read before, so that nobody has to keep what nobody wants.
+    """
+
+    def __init__(self, protocol: "HttpProtocol", cycle: "RequestResponseCycle", length: int) -> None:
+        self._protocol, self._cycle, self._length = protocol, cycle, length
+
+    async def __call__(self) -> Any:
+        cycle = self._cycle
+        if cycle.more_body and cycle.body and not (cycle.disconnected or cycle.response_complete):
+            beginning, cycle.body = cycle.body, bytearray()
+            whole = await self._protocol.read_on(beginning, self._length)
+            cycle.more_body = False
+            if whole is not None and not cycle.response_complete:
+                cycle.message_event.clear()
+                return {"type": "http.request", "body": whole, "more_body": False}
+        return await RequestResponseCycle.receive(cycle)
+
+
+def _announced_length(cycle: "RequestResponseCycle") -> int:
+    """How long the body of a request is; 0 where only the parser can tell."""
+    headers = dict(cycle.scope["headers"])
+    length = headers.get(b"content-length", b"")
+    is_plain = b"transfer-encoding" not in headers and b"upgrade" not in headers and length.isdigit()
+    return int(length) if is_plain and cycle.more_body and not cycle.waiting_for_100_continue else 0
 
 
 def _head(status: int, headers: RawHeaders, length: int) -> bytes | None:

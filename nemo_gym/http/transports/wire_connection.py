@@ -26,10 +26,12 @@ try:
 except ImportError:  # then aiohttp makes every call
     httptools = None  # type: ignore[assignment]
 
-__all__ = ["Answer", "Connection", "httptools"]
+__all__ = ["Answer", "Connection", "LongBody", "httptools"]
 
 _MAX_HEADERS = 128
 _COPIED_UP_TO_BYTES = 64 * 1024
+LONGEST_AT_ONCE_BYTES = 32 << 20
+"""For a longer body no memory is set aside before it comes."""
 _UNPACKED_AT_ONCE_BYTES = 4096
 _SWITCHING_PROTOCOLS = 101
 _LENIENT = {
@@ -78,6 +80,58 @@ class Answer(NamedTuple):
             body, is_whole = _unpacked(body, encoding, max_bytes)
             return body, self.is_complete and is_whole
         return body, self.is_complete
+
+
+class LongBody(asyncio.BufferedProtocol):
+    """The rest of a body whose length is known, read to where it belongs instead of in pieces that are joined.
+
+    It stands in for the protocol of a connection until the body is whole or the connection is gone.
+    """
+
+    def __init__(
+        self,
+        owner: asyncio.Protocol,
+        transport: asyncio.Transport,
+        length: int,
+        beginning: bytes | bytearray | memoryview,
+        end: Callable[[bytes, bool], None],
+    ) -> None:
+        """`beginning` has come already, and is not all; `end` is told the body, and whether all of it is there."""
+        self._owner, self._transport, self._end = owner, transport, end
+        self._whole = BytesIO(bytes(length))
+        self._rest = self._whole.getbuffer()
+        self._rest[: len(beginning)] = beginning
+        self._rest = self._rest[len(beginning) :]
+        transport.set_protocol(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Asyncio: where to put what comes next; never more than belongs to the body."""
+        return self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Asyncio: so much more has come."""
+        self._rest = self._rest[nbytes:]
+        if not self._rest:
+            self._transport.set_protocol(self._owner)
+            self._end(self._whole.getvalue(), True)  # which is no copy
+
+    def pause_writing(self) -> None:
+        """Asyncio: what is sent meanwhile has to wait."""
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Asyncio: it need not any more."""
+        self._owner.resume_writing()
+
+    def eof_received(self) -> bool | None:
+        """Asyncio: nothing more will come."""
+        return self._owner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Asyncio: the connection is gone, and the body never whole."""
+        whole = self._whole.getvalue()
+        self._end(whole[: len(whole) - len(self._rest)], False)
+        self._owner.connection_lost(exc)
 
 
 class Connection(asyncio.Protocol):
@@ -169,10 +223,16 @@ class Connection(asyncio.Protocol):
                 self.close()
             return
         if not self._received:
-            if self._answered is not None and (answer := _usual_answer(data)) is not None:
+            if self._answered is not None and (usual := _usual_head(data)) is not None:
+                answer, missing = usual
                 self._received = len(data)
-                self._complete(answer)
-                return
+                if not missing:
+                    self._complete(answer)
+                    return
+                if missing + len(data) <= min(self._max_bytes, LONGEST_AT_ONCE_BYTES):
+                    self._await_rest(answer, missing)
+                    return
+                self._received = 0
             self._beginning = data
         self._received += len(data)
         try:
@@ -181,6 +241,20 @@ class Connection(asyncio.Protocol):
             self._break_off(error)
         if self._received > MAX_HEAD_BYTES:
             self._check_bounds()
+
+    def _await_rest(self, answer: Answer, missing: int) -> None:
+        """Read the rest of an answer without the parser, which has seen nothing of it."""
+        status, headers, (beginning,), _ = answer
+
+        def end(body: bytes, is_complete: bool) -> None:
+            self._received += missing
+            if is_complete:
+                self._complete(Answer(status, headers, [body]))
+            else:
+                self._status, self._headers, self._chunks = status, headers, [body]
+
+        assert self.transport is not None
+        LongBody(self, self.transport, len(beginning) + missing, beginning, end)
 
     def _break_off(self, error: Exception) -> None:
         """End an answer that makes no sense: if it had begun well, it is one that is not complete."""
@@ -275,9 +349,10 @@ class Connection(asyncio.Protocol):
             answered.set_exception(outcome)
 
 
-def _usual_answer(data: bytes) -> Answer | None:
-    """The answer that `data` is, if it came as nearly all do: whole, in one piece, with its length, and nothing else.
+def _usual_head(data: bytes) -> tuple[Answer, int] | None:
+    """The answer that `data` is, if it came as nearly all do: with its length, and nothing else in one piece.
 
+    A long one may have begun to come; how many bytes are missing is told, too, and the body is a view of what came.
     Anything else is for the parser, which takes three times as long.
     """
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
@@ -296,9 +371,12 @@ def _usual_answer(data: bytes) -> Answer | None:
             return None
         headers.append((name, value))
     status = int(head[1])
-    if not length or len(data) != end + 4 + int(length) or status in _BODILESS:
+    if not length or status in _BODILESS:
         return None
-    return Answer(status, headers, [data[end + 4 :]])
+    missing = end + 4 + int(length) - len(data)
+    if missing < 0 or (missing and len(data) < _COPIED_UP_TO_BYTES):
+        return None
+    return Answer(status, headers, [data[end + 4 :]]), missing
 
 
 def _unpacked(body: bytes, encoding: bytes, max_bytes: int) -> tuple[bytes, bool]:
