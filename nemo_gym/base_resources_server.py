@@ -34,8 +34,7 @@ from nemo_gym.schemas.run_requests import (
 )
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
-from nemo_gym.servers.routes import answers_with_row, json_answer, never_waits, takes_unread
-from nemo_gym.servers.row_check import Handler, row_faults
+from nemo_gym.servers.routes import Handler, answers_with_row, json_answer, never_waits, row_faults, takes_unread
 from nemo_gym.servers.sessions import SessionLifetimeMiddleware, SessionLifetimes, Sessions
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from nemo_gym.config_types import (
     ResourcesServerRef,
 )
 from nemo_gym.global_config import get_first_server_config_dict
-from nemo_gym.http.call_log import IN_FLIGHT_PATH, rollouts_in_flight
+from nemo_gym.http.run_answers import IN_FLIGHT_PATH, rollouts_in_flight
 from nemo_gym.keys import (
     OBSERVABILITY_ENABLED_KEY_NAME,
     ROLLOUT_PATH_PREFIX,
@@ -52,8 +52,7 @@ from nemo_gym.schemas.run_requests import (
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
 from nemo_gym.servers.middleware import CallLogMiddleware
-from nemo_gym.servers.routes import answers_with_row
-from nemo_gym.servers.row_check import row_faults
+from nemo_gym.servers.routes import answers_with_row, row_faults
 
 __all__ = [
     "AggregateMetrics",

@@ -40,7 +40,6 @@ from nemo_gym.observability.calls import (
     read_available_model_call_records,
     read_model_call_records,
 )
-from nemo_gym.observability.merge import merge_model_call_capture_into_record
 from nemo_gym.observability.store import (
     CaptureStore,
     ModelCallCaptureConfig,
@@ -48,6 +47,7 @@ from nemo_gym.observability.store import (
     make_capture_store,
     model_call_capture_dirs_from_config,
 )
+from nemo_gym.observability.trajectories import merge_model_call_capture_into_record
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,

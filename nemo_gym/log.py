@@ -1,7 +1,7 @@
 """Logging is set up here and nowhere else: diagnostics go to stderr, stdout carries the product.
 
 Equal warnings are counted, not repeated: the first is written, and after some seconds how many more like it there were.
-Half a minute later the next one is written again.
+Half a minute later the next one is written again. What servers print that share a process is told apart by their names.
 """
 
 import atexit
@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
+from nemo_gym.process_inputs import RUNNING_INSTANCE
 from nemo_gym.terminal import harmless
 
 LOGGER_NAME = "nemo_gym"
@@ -158,3 +159,31 @@ def setup_logging(*, verbose: bool = False) -> None:
         handler.setFormatter(_LevelPrefixFormatter())
         logger.addHandler(handler)
         atexit.register(tell_what_was_counted)  # logging's own list of handlers is emptied by whoever configures it
+
+
+class PrefixedStream:
+    """A text stream that puts `(instance) ` in front of every line written for an instance."""
+
+    def __init__(self, stream: TextIO, fallback: str) -> None:
+        self._stream = stream
+        self._fallback = fallback
+        self._at_line_start = True
+
+    def write(self, text: str) -> int:
+        """Write `text`, each of its lines prefixed."""
+        if text:
+            prefix = f"({RUNNING_INSTANCE.get() or self._fallback}) "
+            body = text.removesuffix("\n").replace("\n", f"\n{prefix}")
+            start = prefix if self._at_line_start else ""
+            self._at_line_start = text.endswith("\n")
+            self._stream.write(f"{start}{body}{text[len(text.removesuffix(chr(10))) :]}")
+        return len(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def prefix_output(fallback: str) -> None:
+    """Attribute everything this process prints to the instance it was printed for."""
+    sys.stdout = PrefixedStream(sys.stdout, fallback)
+    sys.stderr = PrefixedStream(sys.stderr, fallback)

@@ -3,13 +3,20 @@
 Commands, and the programs that child processes run, read both for themselves and hand values down. Programs that call
 this library, and launchers that are not ours, have no command to do that for them: what they may say by environment
 variables is listed here, each in a function that reads it when it is asked.
+
+Which server the running code belongs to is one of these where a server is alone in its process; of servers that are
+hosted together each is named by a context variable.
 """
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from struct import Struct
 
+from nemo_gym.errors import ConfigError
 from nemo_gym.keys import (
     MAX_ROLLOUT_ATTEMPTS_ENV_VAR_NAME,
     NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME,
@@ -23,6 +30,8 @@ from nemo_gym.keys import (
 
 HOSTS, HOSTS_AT = Struct("<q"), 8
 """How many host processes there are, and where in their common book that is written."""
+RUNNING_INSTANCE: ContextVar[str | None] = ContextVar("nemo_gym_instance_name", default=None)
+"""The server that the running code belongs to, in a process that hosts several."""
 
 
 def command_line() -> list[str]:
@@ -106,3 +115,29 @@ def is_dumb_terminal() -> bool:
 def runtime_folder() -> str | None:
     """The user's own folder for sockets and the like, if `XDG_RUNTIME_DIR` names one."""
     return os.environ.get("XDG_RUNTIME_DIR") or None
+
+
+def current_instance() -> str | None:
+    """The instance this code runs for, if it runs for one."""
+    return RUNNING_INSTANCE.get() or instance_name()
+
+
+def require_instance() -> str:
+    """The instance this code runs for."""
+    name = current_instance()
+    if name is None:
+        raise ConfigError(
+            f"this process does not know which server it is: set {NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME} to the name of an "
+            "instance in the config, or start servers with ng_run"
+        )
+    return name
+
+
+@contextmanager
+def running_as(name: str) -> Iterator[None]:
+    """Run a block of code as the instance `name`."""
+    token = RUNNING_INSTANCE.set(name)
+    try:
+        yield
+    finally:
+        RUNNING_INSTANCE.reset(token)

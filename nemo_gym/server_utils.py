@@ -32,17 +32,17 @@ from nemo_gym.http.errors import (
     ServerResponseError,
     ServerUnreachableError,
 )
-from nemo_gym.http.partial import WANTS_PARTIAL, keep_partial
 from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request
-from nemo_gym.http.session import (
+from nemo_gym.http.run_answers import WANTS_PARTIAL, keep_partial
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
+from nemo_gym.http.transports.session import (
     get_global_aiohttp_client,
     global_aiohttp_client_exit,
     is_global_aiohttp_client_request_debug_enabled,
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
 )
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
 from nemo_gym.keys import END_SESSION_HEADER
 from nemo_gym.retry import RetryPolicy
 from nemo_gym.rollout_correlation import apply_rollout_prefix, rollout_path_prefix
@@ -57,7 +57,6 @@ from nemo_gym.schemas.server_config import (
 if TYPE_CHECKING:
     from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
     from nemo_gym.servers.head import HeadServer
-    from nemo_gym.servers.ray_cluster import initialize_ray, maybe_ray_cluster_exit
     from nemo_gym.servers.routes import json_answer, never_waits, reads_only, takes_unread
     from nemo_gym.servers.run import (
         IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME,
@@ -65,8 +64,10 @@ if TYPE_CHECKING:
         NEMO_GYM_FASTAPI_NUM_WORKERS,
         SharedSlots,
         get_nemo_gym_fastapi_num_workers,
+        initialize_ray,
         is_nemo_gym_fastapi_entrypoint,
         is_nemo_gym_fastapi_worker,
+        maybe_ray_cluster_exit,
         num_serving_processes,
         per_process_cap,
         set_is_nemo_gym_fastapi_entrypoint,
@@ -95,7 +96,7 @@ _LAZY = {
     "NEMO_GYM_FASTAPI_NUM_WORKERS": _RUN,
     "get_nemo_gym_fastapi_num_workers": _RUN,
     "is_nemo_gym_fastapi_worker": _RUN,
-    "maybe_ray_cluster_exit": "nemo_gym.servers.ray_cluster",
+    "maybe_ray_cluster_exit": _RUN,
     "set_is_nemo_gym_fastapi_entrypoint": _RUN,
     "set_is_nemo_gym_fastapi_worker": _RUN,
     "set_nemo_gym_fastapi_num_workers": _RUN,
@@ -104,7 +105,7 @@ _LAZY = {
     "SESSION_ID_KEY": "nemo_gym.servers.sessions",
     "SharedSlots": _RUN,
     "SimpleServer": "nemo_gym.servers.base",
-    "initialize_ray": "nemo_gym.servers.ray_cluster",
+    "initialize_ray": _RUN,
     "is_nemo_gym_fastapi_entrypoint": _RUN,
     "json_answer": _ROUTES,
     "never_waits": _ROUTES,

@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 
 from nemo_gym.paths import PARENT_DIR
+from nemo_gym.runtime import listen
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.servers.listening import listen
 from responses_api_models.scripted_model.app import ScriptedModel, ScriptedModelConfig
 from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
 from responses_api_models.token_model.tests.stand_in import StandInEngine, serving, tokenizer_folder, tool_user

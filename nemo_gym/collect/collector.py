@@ -40,7 +40,7 @@ from nemo_gym.http.client import ServerClient
 from nemo_gym.http.request import json_bytes
 from nemo_gym.jsonl import iter_lines, parse
 from nemo_gym.keys import TOKEN_ID_CAPTURE_BLOCK
-from nemo_gym.observability.folding import Observing, without_history
+from nemo_gym.observability.store import Observing, without_history
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import stored_by_agent

@@ -36,7 +36,7 @@ import aiohttp
 
 from nemo_gym.errors import GymError
 from nemo_gym.http.errors import ServerCallError, ServerResponseError, readable
-from nemo_gym.http.partial import failed_in, partial_of
+from nemo_gym.http.run_answers import failed_in, partial_of
 from nemo_gym.jsonl import json_type
 from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME, TIMING_KEY_NAME
 from nemo_gym.retry import Backoff

@@ -18,13 +18,22 @@ from typing import Any
 import numpy as np
 
 from nemo_gym.collect.collector import conclude, policies_for, roll_out, settings_for
-from nemo_gym.collect.environments import VERIFY_PATH, Environments, Mode, refusal
+from nemo_gym.collect.environments import (
+    VERIFY_PATH,
+    ChosenRows,
+    Environments,
+    Mode,
+    StoredResponses,
+    classes_wanted,
+    lines_to_keep,
+    refusal,
+    scored_again,
+)
 from nemo_gym.collect.failures import RetryPauses
 from nemo_gym.collect.metrics import AGGREGATE_PATH, request_arguments
 from nemo_gym.collect.run_servers import facts_about
 from nemo_gym.collect.server_watch import ServerWatch
 from nemo_gym.collect.stopping import health_probe
-from nemo_gym.collect.stored import ChosenRows, StoredResponses, classes_wanted, lines_to_keep, scored_again
 from nemo_gym.collect.summary import RunSummary, count_given_up, is_settled, summary_of
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
 from nemo_gym.http.client import ServerClient

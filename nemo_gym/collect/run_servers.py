@@ -13,10 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_gym.collect.failures import attempt_name
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
-from nemo_gym.http.call_log import ASKS_FOR_CALLS, ATTEMPT_HEADER, calls_of
 from nemo_gym.http.client import RolloutSender, ServerClient
-from nemo_gym.http.partial import WANTS_PARTIAL
 from nemo_gym.http.request import get_json_to_store
+from nemo_gym.http.run_answers import ASKS_FOR_CALLS, ATTEMPT_HEADER, WANTS_PARTIAL, calls_of
 from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.jsonl import Unread
 from nemo_gym.keys import (

@@ -44,8 +44,8 @@ from nemo_gym.collect.server_health import (
 from nemo_gym.config.instances import server_refs
 from nemo_gym.errors import GymError, ServerRefNotFoundError
 from nemo_gym.http.addresses import base_url, fetch, server_names
-from nemo_gym.http.call_log import IN_FLIGHT_PATH
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.run_answers import IN_FLIGHT_PATH
 from nemo_gym.http.settings import DEFAULT_READINESS_TIMEOUT_S, GlobalAIOHTTPAsyncClientConfig, settings_of_process
 from nemo_gym.keys import HEAD_SERVER_KEY_NAME, MODEL_ENDPOINTS_PATH, MODELS_TYPE, SERVER_STATES_PATH
 from nemo_gym.runs.options import DEFAULT_MAX_REFUSED_S

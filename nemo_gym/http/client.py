@@ -18,7 +18,6 @@ from nemo_gym.config.secrets import auth_token, bearer, refused_by_head
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, AddressBook, Replica, base_url, fetch, least_busy, probe
-from nemo_gym.http.call_log import ATTEMPT_HEADER, CALL_LOG
 from nemo_gym.http.errors import HeadServerError, UnprovenServerError
 from nemo_gym.http.request import (
     REDIRECTS,
@@ -31,17 +30,18 @@ from nemo_gym.http.request import (
     send,
     with_json_body,
 )
-from nemo_gym.http.session import (
+from nemo_gym.http.run_answers import ATTEMPT_HEADER, CALL_LOG
+from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
+from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
+from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
+from nemo_gym.http.transports.response import RawHeaders
+from nemo_gym.http.transports.session import (
     current_settings,
     get_global_aiohttp_client,
     is_global_aiohttp_client_setup,
     transport_to_addresses,
     use_client_settings,
 )
-from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
-from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
-from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
-from nemo_gym.http.transports.response import RawHeaders
 from nemo_gym.keys import (
     DEFAULT_HEAD_SERVER_PORT,
     DEFAULT_HOST,

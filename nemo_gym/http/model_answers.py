@@ -20,13 +20,14 @@ from pydantic import BaseModel, ValidationError
 
 from nemo_gym.config.secrets import mask_url_passwords
 from nemo_gym.errors import GymError
-from nemo_gym.http.error_words import cause_of, own_words
 from nemo_gym.http.errors import (
     MalformedResponseError,
     NotHttpError,
     ServerCallError,
     ServerResponseError,
     ServerUnreachableError,
+    cause_of,
+    own_words,
     readable,
 )
 from nemo_gym.http.request import json_bytes

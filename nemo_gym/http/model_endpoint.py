@@ -25,8 +25,7 @@ from pydantic import BaseModel, Field
 from yarl import URL
 
 from nemo_gym.config.secrets import mask_url_passwords
-from nemo_gym.http.error_words import cause_of
-from nemo_gym.http.errors import ServerResponseError
+from nemo_gym.http.errors import ServerResponseError, cause_of
 from nemo_gym.http.model_answers import JsonObject, read_json
 from nemo_gym.http.pacing import Pacer, Turn
 from nemo_gym.http.request import (
@@ -40,9 +39,9 @@ from nemo_gym.http.request import (
     try_once,
     with_json_body,
 )
-from nemo_gym.http.session import current_settings
 from nemo_gym.http.transports.base import JSON_CONTENT_TYPE
 from nemo_gym.http.transports.response import LocalResponse
+from nemo_gym.http.transports.session import current_settings
 from nemo_gym.retry import Tries
 
 RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]

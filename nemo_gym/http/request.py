@@ -26,7 +26,6 @@ from pydantic import BaseModel
 from yarl import URL
 
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
-from nemo_gym.http.error_words import cause_of
 from nemo_gym.http.errors import (
     AnswerTooLargeError,
     CannotConnectError,
@@ -40,19 +39,20 @@ from nemo_gym.http.errors import (
     ServerResponseError,
     ServerUnreachableError,
     UnprovenServerError,
+    cause_of,
     excerpt,
 )
-from nemo_gym.http.partial import keep_partial, taken_apart
-from nemo_gym.http.session import (
-    current_settings,
-    get_global_aiohttp_client,
-    is_global_aiohttp_client_request_debug_enabled,
-    transport_to_addresses,
-)
+from nemo_gym.http.run_answers import keep_partial, taken_apart
 from nemo_gym.http.settings import replaceable
 from nemo_gym.http.transports.base import JSON_CONTENT_TYPE, JSON_HEADERS, local_request, target_of
 from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.session import over_aiohttp
+from nemo_gym.http.transports.session import (
+    current_settings,
+    get_global_aiohttp_client,
+    is_global_aiohttp_client_request_debug_enabled,
+    over_aiohttp,
+    transport_to_addresses,
+)
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
 from nemo_gym.schemas.wire import (

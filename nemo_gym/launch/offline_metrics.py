@@ -37,10 +37,10 @@ from nemo_gym.launch.plan import find_server_folder, root_of
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.paths import PARENT_DIR
+from nemo_gym.process_inputs import running_as
 from nemo_gym.runs.record import Result
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 from nemo_gym.servers.base import SimpleServer, one_server_class
-from nemo_gym.servers.context import running_as
 from nemo_gym.servers.direct import DirectLane
 
 logger = logging.getLogger(__name__)

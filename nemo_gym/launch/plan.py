@@ -64,9 +64,9 @@ from nemo_gym.paths import (
     component_search_roots,
     require_path_inside,
 )
+from nemo_gym.runtime import listen
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceConfig
-from nemo_gym.servers.listening import listen
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from nemo_gym.http.client import ServerClient
 from nemo_gym.keys import NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME
 from nemo_gym.launch.server_checks import CheckRequest, ClassAnswer, ClassRequest
 from nemo_gym.paths import search_servers_in_all_roots
+from nemo_gym.process_inputs import running_as
 from nemo_gym.servers.base import (
     NotOneServerClassError,
     SimpleServer,
@@ -34,8 +35,7 @@ from nemo_gym.servers.base import (
     misspelt_settings,
     one_server_class,
 )
-from nemo_gym.servers.context import running_as
-from nemo_gym.servers.row_check import row_faults
+from nemo_gym.servers.routes import row_faults
 
 _NOBODY_NEEDS_TO_READ = {*BaseRunServerTypeConfig.model_fields, "isolation", "verified", "verified_url"}
 _DESCRIBES = {"description", "value", "license"}

@@ -6,6 +6,8 @@ the server was killed. Several servers may write for one rollout. Which rollout 
 
 Before `"request"` and `"response"` of a line there is a tab if the request is our own writing, in which there is no
 other, since texts have it escaped. By these a line can be taken apart whose request nobody has read.
+
+`Observing` goes along with the rollouts of a run, and folds into the record of each what was observed of it.
 """
 
 import contextlib
@@ -13,7 +15,7 @@ import fcntl
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,24 @@ import orjson
 from pydantic import BaseModel, ValidationError, model_validator
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import parse
-from nemo_gym.keys import MODEL_CALL_CAPTURE_DIR_KEY_NAME, OBSERVABILITY_ENABLED_KEY_NAME
+from nemo_gym.jsonl import Unread, parse
+from nemo_gym.keys import (
+    CAPTURE_KEY,
+    MODEL_CALL_CAPTURE_DIR_KEY_NAME,
+    OBSERVABILITY_ENABLED_KEY_NAME,
+    OBSERVATIONS_KEY,
+    OBSERVED_KEYS,
+    TRAJECTORY_KEY,
+)
 from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
 
 logger = logging.getLogger(__name__)
 
+Row = dict[str, Any]
+Post = Callable[[Row], Awaitable[Any]]
+_TOLD_BY_AGENTS = frozenset({TRAJECTORY_KEY, OBSERVATIONS_KEY})
+PAYLOADS = ("request", "response", "request_raw", "response_raw")
+"""What was asked of a model and said by it, in a captured call."""
 _FIT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _PORTION_BYTES = 1 << 16
 _SUFFIX, _INCOMPLETE_SUFFIX = ".capture.jsonl", ".capture.incomplete"
@@ -215,3 +229,69 @@ def clear_in(stores: Sequence[CaptureStore], records: Iterable[Any]) -> None:
                 store.clear(str(rollout_id))
         except (OSError, ValueError) as error:
             logger.warning("what was captured of a rollout before cannot be cleared: %s", error)
+
+
+class Observing:
+    """Goes along with rollouts whose model calls are captured, or whose agents tell how they went."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+        self._stores = [CaptureStore(folder) for folder in folders]
+
+    @classmethod
+    def of(cls, config: Mapping[Any, Any]) -> "Observing":
+        """As the config of a run's servers says.
+
+        Raises:
+            ConfigError: calls are to be captured, and it does not say where to.
+        """
+        return cls(model_call_capture_dirs_from_config(config))
+
+    def begin(self, post: Post) -> Post:
+        """`post`, before which what earlier runs have captured of the same rollout is forgotten."""
+        if not self._folders:
+            return post
+
+        async def posted(row: Row) -> Any:
+            clear_in(self._stores, [row])
+            return await post(row)
+
+        return posted
+
+    def fold(self, row: Row, record: Row) -> None:
+        """Put into the record of a rollout that has ended what was observed of it, if anything was."""
+        if not self._folders and _TOLD_BY_AGENTS.isdisjoint(record):
+            return
+        for key in OBSERVED_KEYS & row.keys():  # the row is a rollout of an earlier run, of which this tells
+            if record.get(key) == row[key]:
+                del record[key]
+        from nemo_gym.observability import trajectories  # runs that observe nothing need none of it
+        from nemo_gym.rollout_observability import task_id_of
+
+        rollout_id = trajectories.rollout_id_of(row)
+        if rollout_id is None:
+            return
+        task_id = task_id_of(row, record)
+        if isinstance(account := record.get(TRAJECTORY_KEY), Unread):
+            if trajectories.fold_unread(record, self._stores, task_id, rollout_id):
+                return
+            record[TRAJECTORY_KEY] = parse(account.written)
+        with_payloads = trajectories.keeps_history(record)
+        trajectories.merge_model_call_capture_into_record(
+            record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id
+        )
+        trajectories.attach_trajectory(record, task_id, rollout_id)
+
+
+def without_history(record: Row) -> Row:
+    """A record for an experiment tracker: without its trajectory, and what was asked of models and said by them."""
+    kept = {name: value for name, value in record.items() if name != TRAJECTORY_KEY}
+    capture = kept.get(CAPTURE_KEY)
+    calls = capture.get("calls") if isinstance(capture, dict) else None
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        kept.pop(CAPTURE_KEY, None)
+        return kept
+    for call in calls:
+        for name in PAYLOADS:
+            call.pop(name, None)
+    return kept

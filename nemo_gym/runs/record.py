@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from nemo_gym.http.partial import LEFT_OUT, VERIFY
+from nemo_gym.http.run_answers import LEFT_OUT, VERIFY
 from nemo_gym.keys import (
     AGENT_REF_KEY_NAME,
     ATTEMPT_INDEX_KEY_NAME,

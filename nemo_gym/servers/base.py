@@ -29,12 +29,13 @@ from nemo_gym.http.client import ServerClient
 from nemo_gym.http.settings import replaceable
 from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
 from nemo_gym.keys import SESSION_SECRET_KEY_NAME
+from nemo_gym.log import prefix_output
 from nemo_gym.paths import RESULTS_DIR
+from nemo_gym.process_inputs import require_instance
 from nemo_gym.rollout_correlation import RolloutHeaderMiddleware, are_rollouts_named
 from nemo_gym.runtime import raise_open_file_limit
 from nemo_gym.schemas.server_config import ProfilingMiddlewareConfig
 from nemo_gym.servers.auth import AuthMiddleware
-from nemo_gym.servers.context import prefix_output, require_instance
 from nemo_gym.servers.middleware import ErrorMiddleware, Failures, answer_validation_error
 from nemo_gym.servers.routes import DirectRoute
 from nemo_gym.servers.sessions import SessionMiddleware, Sessions

@@ -26,9 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nemo_gym.http.request import json_bytes
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.keys import MODEL_PATHS, MODELS_TYPE
-from nemo_gym.observability.calls import category_of_status
+from nemo_gym.observability.calls import category_of_status, may_end, rebuilt
 from nemo_gym.observability.store import CaptureStore, ModelCallCaptureConfig, make_capture_store
-from nemo_gym.observability.streams import may_end, rebuilt
 from nemo_gym.rollout_correlation import ModelPathMiddleware, rollout_of_caller
 from nemo_gym.runtime import Together
 from nemo_gym.servers.routes import DirectCall

@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.http.call_log import CALL_LOG, CallLog
+from nemo_gym.http.run_answers import CALL_LOG, CallLog
 from nemo_gym.http.transports.memory import ADMITTED, Answer
+from nemo_gym.process_inputs import RUNNING_INSTANCE, running_as
 from nemo_gym.rollout_correlation import (
     ROLLOUT_PATH_START,
     ModelPathMiddleware,
@@ -32,7 +33,6 @@ from nemo_gym.rollout_correlation import (
 )
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, TokenPathMiddleware
-from nemo_gym.servers.context import enter_instance, leave_instance, running_as
 from nemo_gym.servers.middleware import (
     CALLER,
     Caller,
@@ -141,7 +141,7 @@ class DirectLane:
         if self._knows_rollouts and rollout_of_caller() is None:  # a caller in this process has set it
             named = execution_in(scope["headers"])
         rollout = None if named is None else enter_rollout(*named)
-        token = enter_instance(self._instance_name)
+        token = RUNNING_INSTANCE.set(self._instance_name)
         try:
             session = self._sessions.open(scope)
             scope["app"], scope["path_params"] = self._app, {}
@@ -161,7 +161,7 @@ class DirectLane:
                 await self._lifetimes.request_answered(scope)
             return answer
         finally:
-            leave_instance(token)
+            RUNNING_INSTANCE.reset(token)
             if log is not None and log_token is not None:
                 CALL_LOG.reset(log_token)
                 if log.name:

@@ -23,9 +23,9 @@ from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.settings import process_config, replaceable
 from nemo_gym.keys import RUN_ID_KEY_NAME, SERVER_STATES_PATH
+from nemo_gym.runtime import listen
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import BaseServer
-from nemo_gym.servers.listening import listen
 from nemo_gym.servers.run import uvicorn_settings
 
 START_TIMEOUT_S = 30.0

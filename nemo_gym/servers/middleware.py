@@ -20,9 +20,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.errors import GymError
-from nemo_gym.http import partial
-from nemo_gym.http.call_log import ASKED, CALL_LOG, CallLog
-from nemo_gym.http.error_words import place_of, raised_in, unwrapped
+from nemo_gym.http import run_answers
 from nemo_gym.http.errors import (
     ERROR_CLASS_HEADER,
     ERROR_SERVER_HEADER,
@@ -30,7 +28,11 @@ from nemo_gym.http.errors import (
     ServerResponseError,
     excerpt,
     failure_headers,
+    place_of,
+    raised_in,
+    unwrapped,
 )
+from nemo_gym.http.run_answers import ASKED, CALL_LOG, CallLog
 from nemo_gym.http.transports.memory import CANCELLABLE_PATHS, Answer
 from nemo_gym.log import SAME_AS
 from nemo_gym.rollout_correlation import without_rollout_prefix
@@ -87,14 +89,16 @@ class Failures:
         else:
             text = repr(error) if isinstance(error, Exception) else "An unknown error occurred"
         headers = failure_headers(error, self.instance_name, self._line(error, path))
-        partial_response = partial.partial_of(error)
-        if partial_response is not None and partial.is_wanted(scope["headers"]):
-            kept = partial.bounded(partial_response)
+        partial_response = run_answers.partial_of(error)
+        if partial_response is not None and run_answers.partial_is_wanted(scope["headers"]):
+            kept = run_answers.bounded_response(partial_response)
             if kept is not None:
                 both: dict[str, Any] = {"error": text, "partial_response": kept}
-                if partial.failed_in(error) is not None:
-                    both["failed_in"] = partial.failed_in(error)
-                return json_response(both, HTTPStatus.INTERNAL_SERVER_ERROR, {**headers, partial.HAS_PARTIAL: "true"})
+                if run_answers.failed_in(error) is not None:
+                    both["failed_in"] = run_answers.failed_in(error)
+                return json_response(
+                    both, HTTPStatus.INTERNAL_SERVER_ERROR, {**headers, run_answers.HAS_PARTIAL: "true"}
+                )
         return json_response(text, HTTPStatus.INTERNAL_SERVER_ERROR, headers)
 
     def _line(self, error: BaseException, path: str) -> str:

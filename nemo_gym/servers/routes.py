@@ -2,14 +2,14 @@
 
 FastAPI still describes them (OpenAPI) and still serves every endpoint that asks for more:
 query parameters, dependencies, forms, several bodies, plain functions. An answer to a row holds the whole row, whatever
-the handler's types declare of it.
+the handler's types declare of it. Whether handlers would take a row can be asked without calling one (`row_faults`).
 """
 
 import functools
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
-from nemo_gym.schemas.run_requests import BaseRunRequest, forget, with_row
+from nemo_gym.schemas.run_requests import BaseRunRequest, BaseVerifyRequest, RowFault, faults_in, forget, with_row
 from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
 from nemo_gym.schemas.wire import (
     ACCOUNT_BYTES,
@@ -38,6 +38,26 @@ from nemo_gym.schemas.wire import (
     long_parts_header,
 )
 
+_SOME_RESPONSE = {
+    "id": "resp_0",
+    "created_at": 0,
+    "model": "none",
+    "object": "response",
+    "status": "completed",
+    "output": [
+        {
+            "id": "msg_0",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "", "annotations": []}],
+        }
+    ],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+Handler = Callable[..., Any]
 logger = logging.getLogger(__name__)
 
 _IS_JSON = (b"content-type", b"application/json")
@@ -298,3 +318,26 @@ def _found_out(request: type[BaseModel], answer: type[BaseModel] | None) -> set[
     if answer is None or request.model_config.get("extra") != "allow":
         return set()
     return set(answer.model_fields) - set(request.model_fields)
+
+
+def row_faults(rows: Iterable[Mapping[str, Any]], handlers: Iterable[Handler]) -> list[list[RowFault]]:
+    """For each row what the types of these handlers refuse in it; the same place is named once."""
+    models = [model for handler in handlers if (model := _body_type(handler)) is not None]
+    return [list({fault.where: fault for model in models for fault in _faults(row, model)}.values()) for row in rows]
+
+
+def _body_type(handler: Handler) -> type[BaseModel] | None:
+    """The model that a handler reads; None when it takes something else, or more."""
+    bodies = [model for name, model in models_of(handler).items() if name != "return"]
+    return bodies[0] if len(bodies) == 1 else None
+
+
+def _faults(row: Mapping[str, Any], model: type[BaseModel]) -> list[RowFault]:
+    sent = {**row, "response": _SOME_RESPONSE} if issubclass(model, BaseVerifyRequest) else row
+    try:
+        model.model_validate_json(orjson.dumps(sent))
+    except ValidationError as error:
+        return faults_in(error, row, model.model_fields)
+    except Exception:  # noqa: BLE001 - an author's validator may raise anything, and perhaps because of our response
+        return []
+    return []

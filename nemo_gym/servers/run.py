@@ -1,10 +1,13 @@
-"""One server in its own process: app, uvicorn, workers.
+"""One server in its own process: app, uvicorn, workers, and Ray for a server that uses it.
 
-Any launcher can start it: the config and the instance's name arrive in environment variables.
+Any launcher can start it: the config and the instance's name arrive in environment variables. Ray is connected to or
+started when a server asks, and never otherwise.
 """
 
 import asyncio
+import atexit
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -28,26 +31,29 @@ except ImportError:  # without httptools uvicorn has another way, and this modul
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
+from nemo_gym.http.settings import replaceable
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.http.transports.response import RawHeaders
 from nemo_gym.http.transports.wire_connection import LONGEST_AT_ONCE_BYTES, LongBody
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
+    RAY_HEAD_NODE_ADDRESS_KEY_NAME,
     VERBOSE_KEY_NAME,
 )
-from nemo_gym.log import setup_logging, tell_what_was_counted
-from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers
+from nemo_gym.log import prefix_output, setup_logging, tell_what_was_counted
+from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers, require_instance
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import one_server_class
-from nemo_gym.servers.context import prefix_output, require_instance
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
 from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
     from nemo_gym.servers.base import SimpleServer
+
+logger = logging.getLogger(__name__)
 
 IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME = "IS_NEMO_GYM_FASTAPI_WORKER"
 IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
@@ -389,3 +395,39 @@ def end_with_parent(parent_pid: int | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def initialize_ray() -> None:
+    """Connect to the cluster that `ray_head_node_address` names, or start one on this machine and record its address.
+
+    Does nothing when this process is connected already. The process that started a cluster stops it at its end.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        logger.debug("this process is connected to Ray already")
+        return
+    config = replaceable("get_global_config_dict", get_global_config_dict)()
+    address = config.get(RAY_HEAD_NODE_ADDRESS_KEY_NAME)
+    if address:
+        ray.init(address=address, ignore_reinit_error=True)
+        return
+    ray.init(ignore_reinit_error=True)
+    atexit.register(ray.shutdown)
+    config[RAY_HEAD_NODE_ADDRESS_KEY_NAME] = ray.get_runtime_context().gcs_address
+    logger.info("started a Ray cluster at %s", config[RAY_HEAD_NODE_ADDRESS_KEY_NAME])
+
+
+def maybe_ray_cluster_exit() -> None:
+    """Leave the cluster this process is connected to, if it ever loaded Ray and is connected."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "a server asks for Ray, which is not installed; install the extra: pip install '.[ray]'"
+        ) from error

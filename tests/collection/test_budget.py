@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from nemo_gym.http.partial import HAS_PARTIAL
+from nemo_gym.http.run_answers import HAS_PARTIAL
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, keys_in, lines_in, rows_of, write_rows
 from tests.collection.processes import Collector, wait_until

@@ -19,8 +19,8 @@ from nemo_gym import global_config
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
-from nemo_gym.http.call_log import ASKED
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.run_answers import ASKED
 from nemo_gym.http.transports.memory import Answer, register_local_app
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 from nemo_gym.runs.record import Row

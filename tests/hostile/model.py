@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from nemo_gym.servers.listening import listen
+from nemo_gym.runtime import listen
 
 CONTEXT_CHARACTERS = 3_000_000
 _MARK = re.compile(r"\[attack:([^\]]+)\]")

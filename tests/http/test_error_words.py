@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nemo_gym.http.error_words import as_header, from_header, own_words, raised_in, unwrapped
+from nemo_gym.http.errors import as_header, from_header, own_words, raised_in, unwrapped
 
 OPENAI = b'{"error": {"message": "Incorrect API key: \\"sk-x\\"", "type": "invalid_request_error", "code": "x"}}'
 

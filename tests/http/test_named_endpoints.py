@@ -15,9 +15,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from nemo_gym.http.errors import CannotConnectError, ServerUnreachableError
 from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.request import request, try_once
-from nemo_gym.http.session import get_global_aiohttp_client
 from nemo_gym.http.transports import wire
 from nemo_gym.http.transports.response import LocalResponse
+from nemo_gym.http.transports.session import get_global_aiohttp_client
 from tests.http.certificates import Authority
 from tests.http.wire_peers import (
     PATIENCE_S,

@@ -16,8 +16,8 @@ import pytest
 from nemo_gym.http.errors import AnswerTooLargeError, NotHttpError, ResponseTooLargeError, ServerResponseError
 from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.request import get_response_json, raise_for_status, request
-from nemo_gym.http.session import close_global_aiohttp_client, get_global_aiohttp_client, use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports.session import close_global_aiohttp_client, get_global_aiohttp_client, use_client_settings
 from tests.http.odd_answers import AFTER, BODILESS, HEADERS, LENGTHS, ODD, OK, PACKED, Odd, chunks, zipped
 from tests.http.wire_peers import Behaviour, Line, ask, peer_on, plain, pool_of
 

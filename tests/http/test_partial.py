@@ -6,8 +6,16 @@ from typing import Any
 import orjson
 import pytest
 
-from nemo_gym.http import partial
-from nemo_gym.http.partial import HAS_PARTIAL, LEFT_OUT, WANTS_PARTIAL, ErrorBody, bounded, taken_apart
+from nemo_gym.http.run_answers import (
+    HAS_PARTIAL,
+    LEFT_OUT,
+    WANTS_PARTIAL,
+    ErrorBody,
+    bounded_response,
+    keep_partial,
+    partial_of,
+    taken_apart,
+)
 from nemo_gym.servers.middleware import Failures
 
 
@@ -17,7 +25,7 @@ def response(*texts: str) -> dict[str, Any]:
 
 def failure(response: Any) -> ValueError:
     error = ValueError("broke")
-    partial.keep_partial(error, response)
+    keep_partial(error, response)
     return error
 
 
@@ -43,21 +51,21 @@ def test_without_anything_to_keep_the_answer_is_the_text() -> None:
 
 def test_who_noted_it_first_knows_best() -> None:
     error = failure(response("closest to where it broke"))
-    partial.keep_partial(error, response("further away"))
+    keep_partial(error, response("further away"))
 
-    assert partial.partial_of(error) == response("closest to where it broke")
+    assert partial_of(error) == response("closest to where it broke")
 
 
 def test_a_long_response_loses_its_last_items_and_says_how_many() -> None:
     long = response(*("x" * 1_000 for _ in range(100)))
 
-    kept = bounded(long, 10_000)
+    kept = bounded_response(long, 10_000)
 
     assert kept is not None
     assert len(orjson.dumps(kept)) <= 10_000
     assert len(kept["output"]) + kept[LEFT_OUT] == 100
     assert 5 < len(kept["output"]) < 10
-    assert bounded(long) == long
+    assert bounded_response(long) == long
 
 
 TOO_LONG = "x" * 2_000_000
@@ -65,7 +73,7 @@ TOO_LONG = "x" * 2_000_000
 
 @pytest.mark.parametrize("odd", ["text", 7, [1], object(), response(TOO_LONG), {"output": 3, "x": TOO_LONG}])
 def test_what_is_no_response_or_too_long_is_not_kept(odd: object) -> None:
-    assert bounded(odd) is None
+    assert bounded_response(odd) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"oops", b"[]", b'{"error": "x"}', b'"x"'])

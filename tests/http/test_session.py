@@ -8,9 +8,11 @@ import pytest
 from aiohttp import ClientSession
 from fastapi import FastAPI, Request
 
-from nemo_gym.http import session as session_module
 from nemo_gym.http.request import get_response_json, request
-from nemo_gym.http.session import (
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.transports import session as session_module
+from nemo_gym.http.transports.base import socket_factory
+from nemo_gym.http.transports.session import (
     close_global_aiohttp_client,
     current_settings,
     ensure_connection_capacity,
@@ -20,8 +22,6 @@ from nemo_gym.http.session import (
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
 )
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.base import socket_factory
 from nemo_gym.keys import NUM_WORKERS_ENV_VAR_NAME
 
 Configure = Callable[..., GlobalAIOHTTPAsyncClientConfig]

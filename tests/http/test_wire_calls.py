@@ -18,15 +18,19 @@ from yarl import URL
 from nemo_gym import server_utils
 from nemo_gym.config.secrets import CHALLENGE_HEADER, proof_of
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.call_log import ATTEMPT_HEADER
 from nemo_gym.http.client import RolloutSender, ServerClient
 from nemo_gym.http.errors import ServerLostError, ServerResponseError, ServerUnreachableError
 from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.request import get_response_json, raise_for_status, request, try_once
-from nemo_gym.http.session import close_global_aiohttp_client, get_global_aiohttp_client, transport_to_addresses
+from nemo_gym.http.run_answers import ATTEMPT_HEADER
 from nemo_gym.http.transports import wire
 from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.http.transports.response import LocalResponse
+from nemo_gym.http.transports.session import (
+    close_global_aiohttp_client,
+    get_global_aiohttp_client,
+    transport_to_addresses,
+)
 from tests.http.wire_peers import Line, numbering, once, peer_on, plain, silence
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from nemo_gym.http.error_words import cause_of
-from nemo_gym.http.errors import CannotConnectError
+from nemo_gym.http.errors import CannotConnectError, cause_of
 from nemo_gym.http.transports import wire
 from nemo_gym.http.transports.base import LocalRequest, target_of
 from nemo_gym.http.transports.wire import WirePool

@@ -25,7 +25,7 @@ from nemo_gym.base_responses_api_model import (
 )
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.request import json_bytes
-from nemo_gym.observability.streams import rebuilt
+from nemo_gym.observability.calls import rebuilt
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.servers.capture import request_json
 from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, TOOL, speaking

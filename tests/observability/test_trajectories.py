@@ -14,7 +14,7 @@ from nemo_gym.base_responses_api_model import (
 from nemo_gym.collect.collector import lines_to_upload
 from nemo_gym.jsonl import Unread, to_line
 from nemo_gym.keys import OBSERVED_KEYS
-from nemo_gym.observability.folding import Observing
+from nemo_gym.observability.store import Observing
 from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.read import without_observations

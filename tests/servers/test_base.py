@@ -21,15 +21,16 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, Body, SimpleResponsesAPIAgent
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
 from nemo_gym.config_types import AggregateMetricsRequest, BaseServerConfig, ConfigError
+from nemo_gym.log import PrefixedStream
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
+from nemo_gym.process_inputs import running_as
 from nemo_gym.schemas.run_requests import BaseRunRequest
 from nemo_gym.server_utils import SESSION_ID_KEY, ServerClient, per_process_cap
-from nemo_gym.servers.context import PrefixedStream, running_as
 from nemo_gym.workers.cores import WORKS_FOR
 
 RESPONSE = {"id": "r", "created_at": 1, "model": "m", "object": "response", "output": []}

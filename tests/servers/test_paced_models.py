@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from pydantic import ValidationError
 
 from nemo_gym.base_responses_api_model import PacedModelConfig, SimpleResponsesAPIModel
+from nemo_gym.runtime import listen
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, ServerClient, set_global_aiohttp_client
-from nemo_gym.servers.listening import listen
 from responses_api_models.azure_openai_model.app import AzureOpenAIModelServer, AzureOpenAIModelServerConfig
 from responses_api_models.inference_provider.app import InferenceProviderModel, InferenceProviderModelConfig
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig

@@ -26,7 +26,7 @@ from aiohttp.http import SERVER_SOFTWARE
 from yarl import URL
 
 from nemo_gym.http.addresses import Address, TlsAddress
-from nemo_gym.http.call_log import ATTEMPT_HEADER
+from nemo_gym.http.run_answers import ATTEMPT_HEADER
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders, ReceivedCookie, bounded_cache, is_plain
 from nemo_gym.process_inputs import num_workers

@@ -24,9 +24,9 @@ from pydantic import BaseModel
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.errors import AnswerTooLargeError
-from nemo_gym.http.session import current_settings
 from nemo_gym.http.transports.base import LocalRequest, call_after, time_limit
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders
+from nemo_gym.http.transports.session import current_settings
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.rollout_correlation import without_rollout_prefix
 from nemo_gym.schemas.wire import ListsBeside

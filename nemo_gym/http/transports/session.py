@@ -1,9 +1,23 @@
 """aiohttp: the transport that can do everything, for whatever the others cannot.
 
-Its connections show a run's token to no stranger, its answers are bounded, and its habit of repeating GET, PUT and
-DELETE after a disconnect is switched off: see `nemo_gym.http.session`, where the session of an event loop is kept.
+Its connections show a run's token to no stranger, and its answers are bounded.
+
+There is one session per event loop, made on first use, closed with its loop. Threads with loops of their own and a
+second `asyncio.run` therefore each get theirs, with the settings of the process.
+
+Stale connections. A server may close an idle connection at the very moment a request is written to
+it; the client then sees a disconnect and cannot know whether the request was carried out. Trying
+again could run a tool twice, so it is not done: idle connections are dropped here after
+`KEEPALIVE_TIMEOUT_S`, long before our servers drop them (300 s: both sides may lag behind by minutes
+when thousands of calls are under way, and clocks count from when each got round to it), and aiohttp's own habit of
+repeating GET, PUT and DELETE after a disconnect is switched off.
 """
 
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -18,15 +32,19 @@ from yarl import URL
 from nemo_gym.config.secrets import unproven
 from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, base_url, require_proof
 from nemo_gym.http.errors import AnswerTooLargeError, UnprovenServerError, not_http
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, replaceable, settings_of_process
 from nemo_gym.http.transports.base import (
     KEEPALIVE_TIMEOUT_S,
     MAX_HEAD_BYTES,
     LocalRequest,
+    OpenTransport,
+    Transport,
+    open_transports,
     socket_factory,
     workers_share,
 )
 
+_CLOSE_TIMEOUT_S = 5.0
 _READ_BUFFER_BYTES = 1024 * 1024
 
 
@@ -151,3 +169,167 @@ def _response_class(max_bytes: int) -> type[ClientResponse]:
                 raise
 
     return BoundedResponse
+
+
+@dataclass
+class LoopSession:
+    """One event loop's session, and whatever else carries its requests to addresses."""
+
+    client: ClientSession
+    transports: list[OpenTransport]
+    keeper: AsyncGenerator[None, None]
+    """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
+
+
+@dataclass
+class _Sessions:
+    by_loop: dict[asyncio.AbstractEventLoop, LoopSession] = field(default_factory=dict)
+    settings_by_loop: dict[asyncio.AbstractEventLoop, GlobalAIOHTTPAsyncClientConfig] = field(default_factory=dict)
+    chosen: GlobalAIOHTTPAsyncClientConfig | None = None
+    """What a program chose for all its loops; None means what the config says."""
+    min_connections: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_SESSIONS = _Sessions()
+
+
+def get_global_aiohttp_client(
+    global_aiohttp_client_config: GlobalAIOHTTPAsyncClientConfig | None = None,
+) -> ClientSession:
+    """The running event loop's session, made now if there is none; call it inside a coroutine."""
+    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+    if session is not None and not session.client.closed:
+        return session.client
+    return _open_session(global_aiohttp_client_config or current_settings()).client
+
+
+def transport_to_addresses() -> Transport:
+    """What carries the running event loop's whole requests to addresses and host names."""
+    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+    if session is None or session.client.closed:
+        session = _open_session(current_settings())
+    return session.transports[0]
+
+
+def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
+    """Make the running event loop's session with `cfg`, which also holds for loops to come."""
+    assert not is_global_aiohttp_client_setup(), (
+        "This event loop already has an HTTP session; set its config before the first request is made"
+    )
+    use_client_settings(cfg)
+    return _open_session(cfg).client
+
+
+def use_client_settings(settings: GlobalAIOHTTPAsyncClientConfig | None) -> None:
+    """Use `settings` from now on; None means what this process's config says. Open sessions keep their limits."""
+    _SESSIONS.chosen = settings
+    _SESSIONS.settings_by_loop.clear()
+
+
+def is_global_aiohttp_client_setup() -> bool:
+    """Whether the running event loop has an open session."""
+    loop = _running_loop()
+    session = None if loop is None else _SESSIONS.by_loop.get(loop)
+    return session is not None and not session.client.closed
+
+
+def current_settings() -> GlobalAIOHTTPAsyncClientConfig:
+    """The settings in force; inside an event loop they are read once."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return _SESSIONS.chosen or settings_of_process()
+    settings = _SESSIONS.settings_by_loop.get(loop)
+    if settings is None:
+        _forget_dead_loops()
+        settings = _SESSIONS.settings_by_loop[loop] = _SESSIONS.chosen or settings_of_process()
+    return settings
+
+
+def is_global_aiohttp_client_request_debug_enabled() -> bool:
+    """Whether error answers are logged with request and body."""
+    if replaceable("_GLOBAL_AIOHTTP_CLIENT_REQUEST_DEBUG", default=False):
+        return True
+    return current_settings().global_aiohttp_client_request_debug
+
+
+def ensure_connection_capacity(connections: int) -> None:
+    """Let that many calls to one server be open at once, in sessions open now and later."""
+    _SESSIONS.min_connections = max(_SESSIONS.min_connections, connections)
+    for session in list(_SESSIONS.by_loop.values()):
+        for transport in session.transports:
+            transport.ensure_capacity(connections)
+
+
+async def close_global_aiohttp_client() -> None:
+    """Close the running event loop's session in an orderly way; the next request makes a new one."""
+    session = _SESSIONS.by_loop.get(asyncio.get_running_loop())
+    if session is not None:
+        await session.keeper.aclose()
+
+
+def global_aiohttp_client_exit() -> None:
+    """Close the sessions of all event loops, from outside of them, as a program ends."""
+    for loop, session in list(_SESSIONS.by_loop.items()):
+        if loop.is_closed():
+            _forget_dead_loops()
+        elif not loop.is_running():
+            loop.run_until_complete(session.keeper.aclose())
+        elif loop is not _running_loop():
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_close(session), loop).result(_CLOSE_TIMEOUT_S)
+
+
+async def _close(session: LoopSession) -> None:
+    await session.keeper.aclose()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
+    loop = asyncio.get_running_loop()
+    transports = open_transports(settings)
+    for transport in transports:
+        transport.ensure_capacity(_SESSIONS.min_connections)
+    client = next(each.client for each in transports if isinstance(each, SessionTransport))
+    session = LoopSession(client, transports, _closed_with_its_loop(loop, client, transports))
+    # Its first step registers the generator with the loop; there is nothing to wait for in it.
+    with contextlib.suppress(StopIteration):
+        session.keeper.__anext__().send(None)
+    _forget_dead_loops()
+    with _SESSIONS.lock:
+        _SESSIONS.by_loop[loop] = session
+    _SESSIONS.settings_by_loop[loop] = settings
+    return session
+
+
+async def _closed_with_its_loop(
+    loop: asyncio.AbstractEventLoop, client: ClientSession, transports: list[OpenTransport]
+) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        with _SESSIONS.lock:
+            if loop in _SESSIONS.by_loop and _SESSIONS.by_loop[loop].client is client:
+                del _SESSIONS.by_loop[loop]
+        for transport in transports:
+            await transport.aclose()
+
+
+def _forget_dead_loops() -> None:
+    """Drop settings and sessions of closed loops, also of those that did not shut their async generators down."""
+    with _SESSIONS.lock:
+        for loop in [loop for loop in _SESSIONS.settings_by_loop if loop.is_closed()]:
+            del _SESSIONS.settings_by_loop[loop]
+        dead = [loop for loop in _SESSIONS.by_loop if loop.is_closed()]
+        sessions = [_SESSIONS.by_loop.pop(loop) for loop in dead]
+    for session in sessions:
+        # With its loop closed a session has nothing to wait for: one step closes it.
+        with contextlib.suppress(StopIteration):
+            session.client.close().__await__().send(None)
