@@ -338,21 +338,20 @@ def with_parts_unread(body: bytes, header: bytes) -> Any:
 
     None when they are not where they belong: then all of it is to be read.
     """
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     long: list[Unread] = []
-    copied_to = 0
+    view, copied_to = memoryview(body), 0
     try:
         for span in header.split(b",") if header else ():
             start, end = map(int, span.split(b"-"))
-            written = body[start:end]
-            ends = written[:1] + written[-1:]
-            if start <= copied_to or ends not in (b'""', b"[]") or b"\n" in written:
+            ends = body[start : start + 1] + body[end - 1 : end]
+            if not copied_to < start < end - 1 or ends not in (b'""', b"[]") or body.find(b"\n", start, end) >= 0:
                 return None
             mark = b'"%b%d"' if ends == b'""' else b'["%b%d"]'
-            pieces += (body[copied_to:start], mark % (_TEXT_MARK.encode(), len(long)))
-            long.append(Unread(written))
+            pieces += (view[copied_to:start], mark % (_TEXT_MARK.encode(), len(long)))
+            long.append(Unread(view[start:end]))
             copied_to = end
-        record = orjson.loads(b"".join((*pieces, body[copied_to:])) if long else body)
+        record = orjson.loads(b"".join((*pieces, view[copied_to:])) if long else body)
     except ValueError:  # also what orjson raises
         return None
     if not long:
