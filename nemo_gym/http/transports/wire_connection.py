@@ -10,7 +10,7 @@ What passes for HTTP is what passes with aiohttp, which is lenient with lines an
 import asyncio
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import NamedTuple, cast
 
@@ -185,17 +185,16 @@ class Connection(asyncio.Protocol):
         """Whether something can be sent; also false while a connection is known to break."""
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, message: tuple[bytes, bytes]) -> "asyncio.Future[Answer]":
-        """Send a request over an open connection; the future is its answer."""
+    def send(self, message: Sequence[bytes]) -> "asyncio.Future[Answer]":
+        """Send a request, its head and its body in pieces, over an open connection; the future is its answer."""
         assert self.transport is not None
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answered = answered
         self._received = 0
-        head, body = message
-        if len(body) > _COPIED_UP_TO_BYTES:
-            self.transport.writelines((head, body))
+        if len(message) > 2 or len(message[1]) > _COPIED_UP_TO_BYTES:
+            self.transport.writelines(message)
         else:
-            self.transport.write(head + body)
+            self.transport.write(message[0] + message[1])
         early, self.said_first = self.said_first, None
         if early:
             self.data_received(early)
