@@ -31,7 +31,7 @@ from nemo_gym.http.errors import (
     readable,
 )
 from nemo_gym.http.request import json_bytes
-from nemo_gym.schemas.wire import LONG_BYTES, TOKEN_FIELDS, read_around_texts
+from nemo_gym.schemas.wire import LONG_BYTES, LONG_TEXT, TOKEN_FIELDS, read_around_texts
 
 _TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -62,7 +62,7 @@ def read_json(body: bytes) -> tuple[Any, bytes]:
         orjson.JSONDecodeError: it is not JSON.
     """
     try:
-        return read_around_texts(body), body
+        return orjson.loads(body) if len(body) < LONG_TEXT else read_around_texts(body), body
     except orjson.JSONDecodeError:
         whole = without_half_pairs(body)
         return orjson.loads(whole), whole

@@ -13,7 +13,7 @@ it should be (other types, validators that want to see what is long, numbers tha
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel
@@ -27,8 +27,8 @@ from nemo_gym.schemas.wire import (
     REQUIRED_TOKEN_FIELDS,
     ListsBeside,
     list_mark,
-    long_texts_in,
     text_mark,
+    texts_beside,
 )
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -41,6 +41,7 @@ _PART_TEXTS = ("text", "image_url", "file_data")
 _PARAMS, _RESPONSE = "responses_create_params", "response"
 _CHECKING = ("validators", "field_validators", "root_validators", "model_validators")
 _set = object.__setattr__
+_NUMBERS = (int, float)
 _WRITING = ("field_serializers", "model_serializers", "computed_fields")
 
 
@@ -101,56 +102,47 @@ def json_of(model: BaseModel, **options: Any) -> tuple[bytes, list[tuple[int, in
         return None
 
 
-def with_lists_beside(response: NeMoGymResponse, row: bytes) -> ListsBeside | None:
-    """A row, in which something follows, with the JSON of the set fields of a response as its last field.
+def with_lists_beside(response: NeMoGymResponse, row: bytes | ListsBeside) -> ListsBeside | None:
+    """A row, which has fields, with the JSON of the set fields of a response as its last field.
 
     None when that must be written whole.
     """
     if type(response) is not NeMoGymResponse:
         return None
-    spans = long_texts_in(row) if len(row) >= LONG_TEXT else None
-    if not spans and not has_long_parts(response.output):
+    if type(row) is bytes:
+        parts = texts_beside(row) if len(row) >= LONG_TEXT else None
+    else:
+        parts = cast(ListsBeside, row)
+    if parts is None and not has_long_parts(response.output):
         return None
-    beside: list[Any] = []
-    pieces: list[bytes] = []
-    copied_to = 0
-    for start, end in spans or ():
-        pieces += (row[copied_to:start], b'"%b"' % text_mark(len(beside)).encode())
-        beside.append(_text(row[start + 1 : end - 1]))
-        copied_to = end
+    before, beside = (row, []) if parts is None else (parts.envelope, parts.lists[:])
+    assert isinstance(before, bytes)
     try:
         bare = _changed(response, {"output": _without_long(response.output, beside)})
         if not all(map(_can_be_told, beside)):
             return None
         envelope = bare.__pydantic_serializer__.to_json(bare, exclude_unset=True)
-        document = ListsBeside(b"".join((*pieces, row[copied_to:], b',"response":', envelope, b"}")), beside)
+        document = ListsBeside(b"".join((before.rstrip()[:-1], b',"response":', envelope, b"}")), beside)
         document.marks()
     except (ValueError, AttributeError):
         return None
     return document
 
 
-def _text(written: bytes) -> str:
-    """What JSON says between two quotes, of which there are none in between."""
-    if written.isascii() and b"\\" not in written:
-        return written.decode("ascii")
-    text: str = orjson.loads(b'"%b"' % written)
-    return text
-
-
 def can_be_filled_in(body_type: Any) -> bool:
-    """Whether a body is read from its envelope: it has a response, and nobody checks that on the way."""
-    if (
-        not isinstance(body_type, type)
-        or not issubclass(body_type, BaseModel)
-        or "response" not in body_type.model_fields
-    ):
+    """Whether a body is read from its envelope: it has a request, and perhaps a response, that nobody checks meanwhile.
+
+    So is one of which nothing is kept.
+    """
+    if not isinstance(body_type, type) or not issubclass(body_type, BaseModel):
         return False
     fields = body_type.model_fields
-    is_plain = _is_plain(fields.get(_RESPONSE), NeMoGymResponse)
-    is_plain = is_plain and _is_plain(fields.get(_PARAMS), NeMoGymResponseCreateParamsNonStreaming)
-    has_hook = body_type.model_post_init is not BaseModel.model_post_init
-    return is_plain and not has_hook and not _decorations(body_type, _CHECKING)
+    if body_type.model_post_init is not BaseModel.model_post_init or _decorations(body_type, _CHECKING):
+        return False
+    if not fields:
+        return body_type is not BaseModel and body_type.model_config.get("extra", "ignore") == "ignore"
+    is_plain = _RESPONSE not in fields or _is_plain(fields[_RESPONSE], NeMoGymResponse)
+    return is_plain and _is_plain(fields.get(_PARAMS), NeMoGymResponseCreateParamsNonStreaming)
 
 
 def _is_plain(field: FieldInfo | None, kind: type[BaseModel]) -> bool:
@@ -158,18 +150,23 @@ def _is_plain(field: FieldInfo | None, kind: type[BaseModel]) -> bool:
 
 
 def fill_in(body: BaseModel, beside: list[Any]) -> bool:
-    """Put what is beside, lists as copies, where the marks are in the response and the input of `body`.
+    """Put what is beside, lists as copies, where the marks are in the response and the input of `body`, if it has any.
 
     False if they do not fit.
     """
     fields = body.__dict__
+    if not fields:
+        return True
     texts = {text_mark(number): number for number, part in enumerate(beside) if type(part) is str}
     filled = 0
-    for holder in (*_holders(fields[_RESPONSE].__dict__, "output"), *_holders(fields[_PARAMS].__dict__, "input")):
+    holders = _holders(fields[_PARAMS].__dict__, "input")
+    if _RESPONSE in fields:
+        holders += _holders(fields[_RESPONSE].__dict__, "output")
+    for holder in holders:
         for name, value in holder.items():
             if type(value) is str and value in texts:
                 holder[name] = beside[texts.pop(value)]
-            elif type(value) is list and value and value[0] == MARK and len(value) == 2:
+            elif type(value) is list and len(value) == 2 and type(value[0]) in _NUMBERS and value[0] == MARK:
                 holder[name] = beside[int(value[1])][:]
             else:
                 continue

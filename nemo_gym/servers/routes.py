@@ -36,6 +36,7 @@ from nemo_gym.schemas.wire import (
     WRITTEN_BY_US,
     ListsBeside,
     long_parts_header,
+    texts_beside,
 )
 
 _SOME_RESPONSE = {
@@ -60,6 +61,7 @@ _SOME_RESPONSE = {
 Handler = Callable[..., Any]
 logger = logging.getLogger(__name__)
 
+_BODY_IN_PARTS = "nemo_gym.body_in_parts"
 _IS_JSON = (b"content-type", b"application/json")
 _OK = int(HTTPStatus.OK)
 _WHOLE = (Answer, Response)
@@ -167,16 +169,22 @@ class DirectCall:
         arguments: dict[str, Any] = {}
         may_be_long = type(content) is ListsBeside or len(body) >= LONG_BYTES
         if type(content) is ListsBeside:
-            body, content = content.whole() if self._request_name else b"", self._filled_in(content)
+            body = content.whole() if self._request_name else b""
+        elif may_be_long and content is None and self._taken_over is ListsBeside:
+            content = scope[_BODY_IN_PARTS] = texts_beside(body)
         if self._request_name:
             arguments[self._request_name] = _request_with(body, scope, receive)
         if self._body_name:
             if self._takes_unread:
                 content = Unread(body, self._validated)
             try:
-                arguments[self._body_name] = self._validated(body) if content is None else content
+                if type(content) is ListsBeside:
+                    arguments[self._body_name] = self._filled_in(content)
+                else:
+                    arguments[self._body_name] = self._validated(body) if content is None else content
             except RequestValidationError:
-                other = None if self.otherwise is None else await self.otherwise(_request_with(body, scope, receive))
+                whole = content.whole() if type(content) is ListsBeside else body
+                other = None if self.otherwise is None else await self.otherwise(_request_with(whole, scope, receive))
                 if other is None:
                     raise
                 return other
@@ -200,8 +208,8 @@ class DirectCall:
 
     def _filled_in(self, content: ListsBeside) -> Any:
         try:
-            read = self._validated(content.envelope)
-        except RequestValidationError:
+            read = self._body_type.validator.validate_json(content.envelope)
+        except Exception:  # noqa: BLE001 - a validator may raise anything
             return self._validated(content.whole())  # which words it
         return read if fill_in(read, content.lists) else self._validated(content.whole())
 
@@ -228,6 +236,12 @@ class DirectCall:
             return Answer(self._status, headers, body, result)
         headers.extend(item for item in response.raw_headers if item[0] != b"content-length")
         return Answer(response.status_code or self._status, headers, body, result)
+
+
+async def body_as_it_came(request: Request) -> bytes | ListsBeside:
+    """The body of a request, to be passed on: with long texts beside it if it was read so."""
+    beside: ListsBeside | None = request.scope.get(_BODY_IN_PARTS)
+    return await request.body() if beside is None else beside
 
 
 def _request_with(body: bytes, scope: Scope, receive: Receive) -> Request:

@@ -11,10 +11,13 @@ from nemo_gym.openai_utils import ListsBeside, with_lists_beside
 from nemo_gym.server_utils import json_bytes
 
 
-def with_response(row: bytes, response: NeMoGymResponse) -> bytes | ListsBeside:
+def with_response(row: bytes | ListsBeside, response: NeMoGymResponse) -> bytes | ListsBeside:
     """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
-    before = row.rstrip()[:-1]
-    return with_lists_beside(response, before) or b"".join((before, b',"response":', json_bytes(response), b"}"))
+    beside = with_lists_beside(response, row)
+    if beside is not None:
+        return beside
+    whole = row.whole() if isinstance(row, ListsBeside) else row
+    return b"".join((whole.rstrip()[:-1], b',"response":', json_bytes(response), b"}"))
 
 
 class Verdict(NamedTuple):

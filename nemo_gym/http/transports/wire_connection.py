@@ -191,10 +191,11 @@ class Connection(asyncio.Protocol):
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answered = answered
         self._received = 0
-        if len(message) > 2 or len(message[1]) > _COPIED_UP_TO_BYTES:
+        head, body, *more = message
+        if more or len(body) > _COPIED_UP_TO_BYTES:
             self.transport.writelines(message)
         else:
-            self.transport.write(message[0] + message[1])
+            self.transport.write(head + body)
         early, self.said_first = self.said_first, None
         if early:
             self.data_received(early)
