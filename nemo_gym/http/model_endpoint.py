@@ -297,13 +297,14 @@ async def _attempt(call: Call, kwargs: dict[str, Any], turn: Turn | None = None)
 def _content_of(response: Any, body: bytes, turn: Turn | None) -> Any:
     if not response.ok:
         raise response_error(response, body)
+    beside = None
     try:
-        content, body = read_json(body)
+        content, body, beside = read_json(body)
     except orjson.JSONDecodeError:
         content = parse_json(body, response)
     if turn is not None:
         turn.answered(content, response.headers)
-    return JsonObject(content, body) if isinstance(content, dict) else content
+    return JsonObject(content, body, beside) if isinstance(content, dict) else content
 
 
 def retry_after_s(headers: Any, now_s: float | None = None) -> float:

@@ -11,7 +11,7 @@ it should be (other types, validators that want to see what is long, numbers tha
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -42,6 +42,7 @@ _PARAMS, _RESPONSE = "responses_create_params", "response"
 _CHECKING = ("validators", "field_validators", "root_validators", "model_validators")
 _set = object.__setattr__
 _NUMBERS = (int, float)
+_FILLED = ((_RESPONSE, "output"), (_PARAMS, "input"))
 _WRITING = ("field_serializers", "model_serializers", "computed_fields")
 
 
@@ -157,32 +158,51 @@ def fill_in(body: BaseModel, beside: list[Any]) -> bool:
     fields = body.__dict__
     if not fields:
         return True
+    parts = [(fields[name].__dict__, of_items) for name, of_items in _FILLED if name in fields]
+    return _fill_in(parts, beside)
+
+
+def fill_in_response(response: NeMoGymResponse, beside: list[Any]) -> bool:
+    """The same in a response; nobody knows it yet if that fails."""
+    return _fill_in([(response.__dict__, "output")], beside)
+
+
+def _fill_in(parts: list[tuple[dict[str, Any], str]], beside: list[Any]) -> bool:
     texts = {text_mark(number): number for number, part in enumerate(beside) if type(part) is str}
+    left = len(beside)
+    for fields, of_items in parts:
+        for holder in _holders(fields, of_items):
+            left -= _put_in(holder, beside, texts)
+            if not left:
+                return True
+    return False
+
+
+def _put_in(holder: dict[str, Any], beside: list[Any], texts: dict[str, int]) -> int:
+    """Put what is beside into one part of a body; how much that was."""
     filled = 0
-    holders = _holders(fields[_PARAMS].__dict__, "input")
-    if _RESPONSE in fields:
-        holders += _holders(fields[_RESPONSE].__dict__, "output")
-    for holder in holders:
-        for name, value in holder.items():
-            if type(value) is str and value in texts:
-                holder[name] = beside[texts.pop(value)]
-            elif type(value) is list and len(value) == 2 and type(value[0]) in _NUMBERS and value[0] == MARK:
-                holder[name] = beside[int(value[1])][:]
-            else:
-                continue
-            filled += 1
-    return filled == len(beside)
+    for name, value in holder.items():
+        if type(value) is str and value in texts:
+            holder[name] = beside[texts.pop(value)]
+        elif type(value) is list and len(value) == 2 and type(value[0]) in _NUMBERS and value[0] == MARK:
+            holder[name] = beside[int(value[1])][:]
+        else:
+            continue
+        filled += 1
+    return filled
 
 
-def _holders(holder: dict[str, Any], of_items: str) -> list[dict[str, Any]]:
-    """Where a response or its request may have what is long: in itself, its items and the parts of these."""
+def _holders(holder: dict[str, Any], of_items: str) -> Iterator[dict[str, Any]]:
+    """Where a response or its request may have what is long: in its items from the last one on, their parts, itself."""
     items = holder[of_items] if type(holder[of_items]) is list else []
-    found = [holder, *[item.__dict__ for item in items]]
-    for fields in found[1:]:
+    for item in reversed(items):
+        fields = item.__dict__
         for name in PARTS:
             if name in fields and type(fields[name]) is list:
-                found += [part if type(part) is dict else part.__dict__ for part in fields[name]]
-    return found
+                for part in fields[name]:
+                    yield part if type(part) is dict else part.__dict__
+        yield fields
+    yield holder
 
 
 def _without_long(items: Any, beside: list[Any]) -> Any:

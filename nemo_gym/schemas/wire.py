@@ -322,36 +322,38 @@ def texts_beside(body: bytes) -> ListsBeside | None:
     return ListsBeside(b"".join((*pieces, view[copied_to:])), texts, body)
 
 
-def read_around_texts(body: bytes) -> Any:
+def read_around_texts(body: bytes) -> tuple[Any, ListsBeside | None]:
     """What orjson makes of the answer of an endpoint, in less than half the time where most of it is a long text.
+
+    And the same with such texts beside it, if it was read so.
 
     Raises:
         orjson.JSONDecodeError: it is not JSON.
     """
     beside = texts_beside(body)
     if beside is None:
-        return orjson.loads(body)
+        return orjson.loads(body), None
     try:
         content = orjson.loads(beside.envelope)
     except orjson.JSONDecodeError:
-        return orjson.loads(body)  # which words it
-    texts = {text_mark(number): text for number, text in enumerate(beside.lists)}
+        return orjson.loads(body), None  # which words it
+    left = {text_mark(number): text for number, text in enumerate(beside.lists)}
     for holder in _holders_in_answer(content):
         for key, value in holder.items():
-            if type(value) is str and value in texts:
-                holder[key] = texts.pop(value)  # of a key that is there: that does not disturb the loop
-    return orjson.loads(body) if texts else content
+            if type(value) is str and value in left:
+                holder[key] = left.pop(value)  # of a key that is there: that does not disturb the loop
+        if not left:
+            return content, beside
+    return orjson.loads(body), None
 
 
-def _holders_in_answer(answer: Any) -> list[dict[str, Any]]:
+def _holders_in_answer(answer: Any) -> Iterator[dict[str, Any]]:
     """Where the answer of an endpoint has its texts."""
-    found: list[dict[str, Any]] = []
     if type(answer) is dict:
+        yield from _items_and_parts(answer.get("output"))
         for choice in answer.get("choices") or ():
             if type(choice) is dict and type(choice.get("message")) is dict:
-                found.append(choice["message"])
-        _add_items(found, answer.get("output"))
-    return found
+                yield choice["message"]
 
 
 def with_parts_unread(body: bytes, header: bytes) -> Any:
@@ -385,28 +387,30 @@ def with_parts_unread(body: bytes, header: bytes) -> Any:
             mark = value[0] if type(value) is list and len(value) == 1 else value
             if type(mark) is str and mark in left:
                 holder[key] = left.pop(mark)  # of a key that is there: that does not disturb the loop
-    return None if left else record
+        if not left:
+            return record
+    return None
 
 
-def _holders(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a record may have long lists and texts: in its request, its items and the parts of these."""
-    found: list[dict[str, Any]] = []
+def _holders(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Where a record may have long lists and texts: in the items of its request, the parts of these, and itself."""
     for name, of_items in _HOLDERS:
         holder = record.get(name)
-        if type(holder) is not dict or of_items not in holder:
-            continue
-        found.append(holder)
-        _add_items(found, holder[of_items])
-    return found
+        if type(holder) is dict and of_items in holder:
+            yield from _items_and_parts(holder[of_items])
+            yield holder
 
 
-def _add_items(found: list[dict[str, Any]], items: Any) -> None:
-    for item in items if type(items) is list else ():
+def _items_and_parts(items: Any) -> Iterator[dict[str, Any]]:
+    """The items from the last one on, each after its parts: most that is long is in the last thing said."""
+    for item in reversed(items) if type(items) is list else ():
         if type(item) is dict:
-            found.append(item)
             for each in PARTS:
                 if each in item and type(item[each]) is list:
-                    found += [part for part in item[each] if type(part) is dict]
+                    for part in item[each]:
+                        if type(part) is dict:
+                            yield part
+            yield item
 
 
 def with_lists_unread(body: bytes) -> Any:

@@ -58,13 +58,13 @@ class Answer(NamedTuple):
     is_complete: bool = True
 
     def body(self, max_bytes: int) -> tuple[bytes, bool]:
-        """The body without compression, and whether all of it is there.
+        """The body without compression, and whether all of it is there; it is handed over, and not kept.
 
         Raises:
             AnswerTooLargeError: it has more than `max_bytes`.
         """
-        if len(self.chunks) == 1:  # of one read, which is shorter than any limit
-            body = self.chunks[0]
+        if len(self.chunks) == 1:  # of one read, which is shorter than any limit, or known to be within this one
+            body = self.chunks.pop()
         else:
             whole = BytesIO()
             while self.chunks:
@@ -98,6 +98,7 @@ class LongBody(asyncio.BufferedProtocol):
     ) -> None:
         """`beginning` has come already, and is not all; `end` is told the body, and whether all of it is there."""
         self._owner, self._transport, self._end = owner, transport, end
+        self._is_over = False
         self._whole = BytesIO(bytes(length))
         self._rest = self._whole.getbuffer()
         self._rest[: len(beginning)] = beginning
@@ -111,9 +112,9 @@ class LongBody(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Asyncio: so much more has come."""
         self._rest = self._rest[nbytes:]
-        if not self._rest:
-            self._transport.set_protocol(self._owner)
-            self._end(self._whole.getvalue(), True)  # which is no copy
+        if not self._rest:  # while the transport has a view of it, the whole is only to be had as a copy
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._finish)
 
     def pause_writing(self) -> None:
         """Asyncio: what is sent meanwhile has to wait."""
@@ -128,10 +129,23 @@ class LongBody(asyncio.BufferedProtocol):
         return self._owner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio: the connection is gone, and the body never whole."""
-        whole = self._whole.getvalue()
-        self._end(whole[: len(whole) - len(self._rest)], False)
+        """Asyncio: the connection is gone."""
+        self._hand_over()
         self._owner.connection_lost(exc)
+
+    def _finish(self) -> None:
+        if not self._is_over:
+            self._transport.set_protocol(self._owner)
+            self._hand_over()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _hand_over(self) -> None:
+        """Tell what came, and keep nothing of it: transports may keep this."""
+        missing, self._rest, self._is_over = len(self._rest), memoryview(b""), True
+        whole = self._whole.getvalue()  # which is no copy
+        self._whole = BytesIO()
+        self._end(whole[: len(whole) - missing] if missing else whole, not missing)
 
 
 class Connection(asyncio.Protocol):
