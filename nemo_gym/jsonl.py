@@ -77,9 +77,9 @@ def iter_lines(path: str | Path) -> Iterator[Line]:
 def iter_plain_lines(path: str | Path) -> Iterator[PlainLine]:
     """The same for whoever takes them apart at once."""
     with Path(path).open("rb", buffering=_BUFFER_BYTES) as file:
-        number = end = 0
+        passed = number = end = 0
         while True:
-            for number, raw in enumerate(file, number + 1):
+            for number, raw in enumerate(file, passed + 1):
                 length = len(raw)
                 start, end = end, end + length
                 content = raw.strip()
@@ -92,7 +92,7 @@ def iter_plain_lines(path: str | Path) -> Iterator[PlainLine]:
                     break
             else:
                 return
-            number, end = yield from _long_lines(file.fileno(), number, end, length)
+            passed, end = yield from _long_lines(file.fileno(), number, end, length)
             file.seek(end)
 
 

@@ -335,9 +335,7 @@ class RolloutSender:
         try:
             response = await transport_to_addresses().exchange(request, self._timeout_s)
         except TRANSPORT_ERRORS as error:
-            return await self._try_again(
-                server_name, body or b"".join(pieces), name, FailedTry(error, started_s)
-            )
+            return await self._try_again(server_name, body or b"".join(pieces), name, FailedTry(error, started_s))
         if response.status in REDIRECTS:
             redirect = redirect_of(response, self._kwargs(body or b"".join(pieces), name))
             if redirect is not None:

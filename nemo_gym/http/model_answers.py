@@ -32,8 +32,8 @@ from nemo_gym.http.errors import (
 )
 from nemo_gym.http.request import json_bytes
 from nemo_gym.schemas.openai_responses import NeMoGymResponse
-from nemo_gym.schemas.token_lists import fill_in_response
-from nemo_gym.schemas.wire import LONG_BYTES, LONG_TEXT, TOKEN_FIELDS, ListsBeside, read_around_texts
+from nemo_gym.schemas.token_lists import fill_in_response, read_around_texts
+from nemo_gym.schemas.wire import LONG_BYTES, LONG_TEXT, TOKEN_FIELDS, ListsBeside
 
 _TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)

@@ -54,8 +54,6 @@ _IN_LISTS = b"0123456789.,-+eEnul"
 _HOLDERS = (("response", "output"), ("responses_create_params", "input"))
 PARTS = ("content", "output", "summary")
 """The fields of items that may be lists of parts."""
-_BACKSLASH = ord("\\")
-_PRECEDES_TEXT, _FOLLOWS_TEXT = b"{[,: \t\r\n", b"}],: \t\r\n"
 
 
 def shallow_copy(model: _Model) -> _Model:
@@ -267,95 +265,6 @@ def long_parts_header(spans: list[tuple[int, int]]) -> list[tuple[bytes, bytes]]
     return [(LONG_PARTS, b",".join([b"%d-%d" % span for span in spans]))]
 
 
-def long_texts_in(body: bytes) -> list[tuple[int, int]] | None:
-    """From where to where the long texts of a JSON document are, quotes included; None if quotes in texts hide them.
-
-    Every so many bytes it is looked for the quotes around, which costs next to nothing: no long text lies in between.
-    """
-    spans: list[tuple[int, int]] = []
-    looked_to = 0
-    for place in range(LONG_TEXT, len(body), LONG_TEXT):
-        if place < looked_to:
-            continue
-        start = body.rfind(b'"', max(looked_to, place - LONG_TEXT), place)
-        end = body.find(b'"', place) if start >= 0 else -1
-        if end - start <= LONG_TEXT:
-            continue
-        before, after = body[start - 1], body[start + 1]
-        if after in _FOLLOWS_TEXT and before not in _PRECEDES_TEXT and before != _BACKSLASH:
-            looked_to = start + 1  # it ends a text, and what is long follows it
-        elif _BACKSLASH in (before, body[end - 1]) or body.find(b'\\"', looked_to, start) >= 0:
-            return None  # whoever writes quotes in texts writes many of them
-        elif after in _FOLLOWS_TEXT and body.count(b'"', looked_to, start) % 2:
-            looked_to = start + 1
-        else:
-            spans.append((start, end + 1))
-            looked_to = end + 1
-    return spans
-
-
-def texts_beside(body: bytes) -> ListsBeside | None:
-    """A JSON document with its long texts beside it, which are copied, not parsed, unless they have escapes.
-
-    What stands between two quotes is such a text if orjson would write it so, too. None: there are none, or they cannot
-    be told apart from the rest, or are not JSON.
-    """
-    spans = long_texts_in(body)
-    if not spans:
-        return None
-    view, copied_to = memoryview(body), 0
-    pieces: list[bytes | memoryview] = []
-    texts: list[Any] = []
-    try:
-        for start, end in spans:
-            if body.find(b"\\", start, end) >= 0:
-                text = orjson.loads(view[start:end])
-            else:
-                text = str(view[start + 1 : end - 1], "utf-8")
-                if len(orjson.dumps(text)) != end - start:
-                    return None
-            pieces += (view[copied_to:start], b'"%b"' % text_mark(len(texts)).encode())
-            texts.append(text)
-            copied_to = end
-    except ValueError:  # it is no UTF-8, or has half a surrogate pair
-        return None
-    return ListsBeside(b"".join((*pieces, view[copied_to:])), texts, body)
-
-
-def read_around_texts(body: bytes) -> tuple[Any, ListsBeside | None]:
-    """What orjson makes of the answer of an endpoint, in less than half the time where most of it is a long text.
-
-    And the same with such texts beside it, if it was read so.
-
-    Raises:
-        orjson.JSONDecodeError: it is not JSON.
-    """
-    beside = texts_beside(body)
-    if beside is None:
-        return orjson.loads(body), None
-    try:
-        content = orjson.loads(beside.envelope)
-    except orjson.JSONDecodeError:
-        return orjson.loads(body), None  # which words it
-    left = {text_mark(number): text for number, text in enumerate(beside.lists)}
-    for holder in _holders_in_answer(content):
-        for key, value in holder.items():
-            if type(value) is str and value in left:
-                holder[key] = left.pop(value)  # of a key that is there: that does not disturb the loop
-        if not left:
-            return content, beside
-    return orjson.loads(body), None
-
-
-def _holders_in_answer(answer: Any) -> Iterator[dict[str, Any]]:
-    """Where the answer of an endpoint has its texts."""
-    if type(answer) is dict:
-        yield from _items_and_parts(answer.get("output"))
-        for choice in answer.get("choices") or ():
-            if type(choice) is dict and type(choice.get("message")) is dict:
-                yield choice["message"]
-
-
 def with_parts_unread(body: bytes, header: bytes) -> Any:
     """What `body`, written by us, says, with its long lists and texts, which the header tells of, as they are written.
 
@@ -397,11 +306,11 @@ def _holders(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, of_items in _HOLDERS:
         holder = record.get(name)
         if type(holder) is dict and of_items in holder:
-            yield from _items_and_parts(holder[of_items])
+            yield from items_and_parts(holder[of_items])
             yield holder
 
 
-def _items_and_parts(items: Any) -> Iterator[dict[str, Any]]:
+def items_and_parts(items: Any) -> Iterator[dict[str, Any]]:
     """The items from the last one on, each after its parts: most that is long is in the last thing said."""
     for item in reversed(items) if type(items) is list else ():
         if type(item) is dict:

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.schemas.run_requests import BaseRunRequest, BaseVerifyRequest, RowFault, faults_in, forget, with_row
-from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
+from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of, texts_beside
 from nemo_gym.schemas.wire import (
     ACCOUNT_BYTES,
     LONG_BYTES,
@@ -36,7 +36,6 @@ from nemo_gym.schemas.wire import (
     WRITTEN_BY_US,
     ListsBeside,
     long_parts_header,
-    texts_beside,
 )
 
 _SOME_RESPONSE = {
