@@ -60,7 +60,7 @@ IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
 _COPIED_UP_TO_BYTES = 64 * 1024
-_LONG_READ_BYTES = 128 * 1024
+_LONG_BODY_BYTES = 128 * 1024
 _AT_ONCE_BYTES = 4_000_000
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
@@ -194,9 +194,10 @@ if HttpToolsProtocol is not None:
         def data_received(self, data: bytes) -> None:
             """Asyncio: some bytes; if a long body begins with them, its rest need not come in pieces."""
             super().data_received(data)
-            if len(data) >= _LONG_READ_BYTES and (cycle := self.cycle) is not None and cycle.body:
+            cycle = self.cycle
+            if cycle is not None and cycle.more_body and cycle.body and not self.pipeline:
                 length = _announced_length(cycle)
-                if len(cycle.body) < length <= LONGEST_AT_ONCE_BYTES and not self.pipeline:
+                if _LONG_BODY_BYTES <= length <= LONGEST_AT_ONCE_BYTES:
                     cycle.receive = _WholeBody(self, cycle, length)  # type: ignore[method-assign]
 
         def read_on(self, beginning: bytearray, length: int) -> "asyncio.Future[bytes | None]":
@@ -274,7 +275,7 @@ def _announced_length(cycle: "RequestResponseCycle") -> int:
     headers = dict(cycle.scope["headers"])
     length = headers.get(b"content-length", b"")
     is_plain = b"transfer-encoding" not in headers and b"upgrade" not in headers and length.isdigit()
-    return int(length) if is_plain and cycle.more_body and not cycle.waiting_for_100_continue else 0
+    return int(length) if is_plain and not cycle.waiting_for_100_continue else 0
 
 
 def _head(status: int, headers: RawHeaders, length: int) -> bytes | None:

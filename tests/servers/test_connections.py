@@ -67,10 +67,11 @@ def app() -> FastAPI:
 
 
 @contextmanager
-def serving(served: Any) -> Iterator[int]:
+def serving(served: Any, loop: str = "auto") -> Iterator[int]:
     """`served` on a loopback port, in a thread of its own."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         plain: dict[str, Any] = {"access_log": False, "server_header": False, "date_header": False, "lifespan": "off"}
+        plain["loop"] = loop
         server = uvicorn.Server(uvicorn.Config(served, log_level="critical", http=HttpProtocol, **plain))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -171,3 +172,77 @@ def test_who_goes_before_the_answer_takes_its_rollout_along_and_no_tool(path: st
             time.sleep(0.005)
 
     assert ended == ["cancelled" if path == "/run" else "done"]
+
+
+LONG = bytes(range(256)) * 8_000
+
+
+class Asked:
+    """An ASGI app that notes what it receives, and in how many messages, and answers with that."""
+
+    def __init__(self, *, reads: bool = True) -> None:
+        self.received: list[Any] = []
+        self.reads = reads
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        body, more = b"", self.reads
+        while more:
+            self.received.append(await receive())
+            body += self.received[-1].get("body", b"")
+            more = self.received[-1].get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+        await send({"type": "http.response.body", "body": b"%07d" % len(body)})
+
+
+def posting(body: bytes, *headers: str) -> bytes:
+    """A request with a body."""
+    lines = ["POST / HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_long_body_comes_in_one_piece_and_what_follows_is_the_next_request(loop: str) -> None:
+    asked = Asked()
+    with serving(asked, loop) as port, line_to(port) as line:
+        for _ in range(3):
+            line.sendall(posting(LONG))
+            assert received(line, b"2048000").startswith(b"HTTP/1.1 200 OK\r\n")
+        line.sendall(posting(LONG) + posting(b"short") + posting(LONG) + posting(b"end"))
+        assert received(line, b"0000003", 4).count(b"HTTP/1.1 200 OK") == 4
+
+    bodies = [message["body"] for message in asked.received]
+    assert b"".join(bodies) == LONG * 4 + b"short" + LONG + b"end"
+    assert [len(body) for body in bodies[:3]] == [len(LONG)] * 3
+    assert all(type(body) is bytes for body in bodies)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_caller_who_goes_before_his_long_body_is_there_has_gone(loop: str) -> None:
+    asked = Asked()
+    with serving(asked, loop) as port:
+        with line_to(port) as line:
+            line.sendall(posting(LONG)[:-1])
+            time.sleep(0.2)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not asked.received and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+    assert asked.received == [{"type": "http.disconnect"}]
+
+
+def test_of_a_long_body_that_nobody_asks_for_little_is_read() -> None:
+    asked = Asked(reads=False)
+    with serving(asked) as port, line_to(port) as line:
+        line.sendall(posting(LONG))
+
+        assert received(line, b"0000000").startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_long_body_in_chunks_is_for_the_parser() -> None:
+    asked = Asked()
+    with serving(asked) as port, line_to(port) as line:
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(LONG), LONG) for _ in range(2)) + b"0\r\n\r\n"
+        line.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+
+        assert received(line, b"4096000").startswith(b"HTTP/1.1 200 OK\r\n")

@@ -388,7 +388,7 @@ def _usual_head(data: bytes) -> tuple[Answer, int] | None:
     if not length or status in _BODILESS:
         return None
     missing = end + 4 + int(length) - len(data)
-    if missing < 0 or (missing and len(data) < _COPIED_UP_TO_BYTES):
+    if missing < 0 or (missing and int(length) < _COPIED_UP_TO_BYTES):
         return None
     return Answer(status, headers, [data[end + 4 :]]), missing
 
