@@ -106,7 +106,7 @@ def json_of(model: BaseModel, **options: Any) -> tuple[bytes, list[tuple[int, in
 
 
 def with_lists_beside(response: NeMoGymResponse, row: bytes | ListsBeside) -> ListsBeside | None:
-    """A row, which has fields, with the JSON of the set fields of a response as its last field.
+    """A row, in which something follows, with the JSON of the set fields of a response as its last field.
 
     None when that must be written whole.
     """
@@ -125,7 +125,7 @@ def with_lists_beside(response: NeMoGymResponse, row: bytes | ListsBeside) -> Li
         if not all(map(_can_be_told, beside)):
             return None
         envelope = bare.__pydantic_serializer__.to_json(bare, exclude_unset=True)
-        document = ListsBeside(b"".join((before.rstrip()[:-1], b',"response":', envelope, b"}")), beside)
+        document = ListsBeside(b"".join((before, b',"response":', envelope, b"}")), beside)
         document.marks()
     except (ValueError, AttributeError):
         return None

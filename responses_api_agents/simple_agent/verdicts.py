@@ -13,11 +13,18 @@ from nemo_gym.server_utils import json_bytes
 
 def with_response(row: bytes | ListsBeside, response: NeMoGymResponse) -> bytes | ListsBeside:
     """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field."""
-    beside = with_lists_beside(response, row)
-    if beside is not None:
-        return beside
-    whole = row.whole() if isinstance(row, ListsBeside) else row
-    return b"".join((whole.rstrip()[:-1], b',"response":', json_bytes(response), b"}"))
+    if isinstance(row, ListsBeside):
+        beside = with_lists_beside(response, row._replace(envelope=_begun(row.envelope)))
+        if beside is not None:
+            return beside
+        row = row.whole()
+    before = _begun(row)
+    return with_lists_beside(response, before) or b"".join((before, b',"response":', json_bytes(response), b"}"))
+
+
+def _begun(row: bytes) -> bytes:
+    """A row, in which something follows."""
+    return row.rstrip()[:-1]
 
 
 class Verdict(NamedTuple):
