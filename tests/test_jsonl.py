@@ -167,7 +167,12 @@ def test_long_lines_of_one_length_are_read_without_being_copied(
     path.write_bytes(b"".join(b"%d%b\n" % (number, b"y" * LONG_LINE) for number in range(5)))
     read: list[bytes] = []
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda *place: read.append(pread(*place)) or read[-1])
+
+    def noted(descriptor: int, length: int, start: int) -> bytes:
+        read.append(pread(descriptor, length, start))
+        return read[-1]
+
+    monkeypatch.setattr(os, "pread", noted)
 
     found = [line.content for line in iter_lines(path)]
 

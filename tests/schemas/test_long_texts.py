@@ -67,8 +67,12 @@ def test_an_answer_is_read_as_it_is_said(size: int) -> None:
 def test_a_text_without_escapes_is_copied_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
     loads = orjson.loads
-    monkeypatch.setattr(orjson, "loads", lambda body: parsed.append(len(body)) or loads(body))
 
+    def noted(body: bytes) -> Any:
+        parsed.append(len(body))
+        return loads(body)
+
+    monkeypatch.setattr(orjson, "loads", noted)
     answers = [endpoint.message(100_000), payloads.chat_with_tokens({"content": LONG}, 1)]
     for answer in answers:
         content, beside = read_around_texts(answer)
