@@ -29,8 +29,7 @@ from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParse
 from nemo_gym.keys import AGENTS_TYPE, POLICY_MODEL_KEY_NAME, RESOURCES_TYPE
 from nemo_gym.paths import PARENT_DIR, candidates, resolve_for_reading
 from nemo_gym.row_files import read_rows
-from nemo_gym.schemas.data_config import ListBenchmarksConfig, PrepareBenchmarkConfig
-from nemo_gym.schemas.datasets import BenchmarkDatasetConfig
+from nemo_gym.schemas.data_config import BenchmarkDatasetConfig, ListBenchmarksConfig, PrepareBenchmarkConfig
 from nemo_gym.schemas.server_config import ServerInstanceConfig, is_server_ref
 
 logger = logging.getLogger(__name__)

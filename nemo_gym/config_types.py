@@ -28,22 +28,20 @@ from nemo_gym.schemas.cli_config import (
 )
 from nemo_gym.schemas.data_config import (
     BaseUploadJsonlDatasetHuggingFaceConfig,
-    DeleteJsonlDatasetGitlabConfig,
-    DownloadJsonlDatasetGitlabConfig,
-    DownloadJsonlDatasetHuggingFaceConfig,
-    UploadJsonlDatasetGitlabConfig,
-    UploadJsonlDatasetHuggingFaceConfig,
-    UploadJsonlDatasetHuggingFaceMaybeDeleteConfig,
-)
-from nemo_gym.schemas.datasets import (
     BenchmarkDatasetConfig,
     DatasetConfig,
     DatasetSource,
     DatasetType,
+    DeleteJsonlDatasetGitlabConfig,
+    DownloadJsonlDatasetGitlabConfig,
+    DownloadJsonlDatasetHuggingFaceConfig,
     GitlabDatasetSource,
     HuggingFaceDatasetSource,
     JsonlDatasetGitlabIdentifer,
     JsonlDatasetHuggingFaceIdentifer,
+    UploadJsonlDatasetGitlabConfig,
+    UploadJsonlDatasetHuggingFaceConfig,
+    UploadJsonlDatasetHuggingFaceMaybeDeleteConfig,
 )
 from nemo_gym.schemas.server_config import (
     AgentServerRef,

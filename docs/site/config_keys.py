@@ -14,7 +14,7 @@ from nemo_gym.config.options import options_of
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.keys import NEMO_GYM_RESERVED_TOP_LEVEL_KEYS, WELL_KNOWN_KEYS
 from nemo_gym.prompt import PromptConfig
-from nemo_gym.schemas.datasets import (
+from nemo_gym.schemas.data_config import (
     BenchmarkDatasetConfig,
     DatasetConfig,
     GitlabDatasetSource,

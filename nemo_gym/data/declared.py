@@ -29,8 +29,7 @@ from nemo_gym.log import setup_logging
 from nemo_gym.paths import candidates, component_search_roots, resolve_for_reading
 from nemo_gym.prompt import PromptConfig, load_prompt_or_explain
 from nemo_gym.row_files import stem_of
-from nemo_gym.schemas.data_config import DataType
-from nemo_gym.schemas.datasets import BenchmarkDatasetConfig, DatasetConfig
+from nemo_gym.schemas.data_config import BenchmarkDatasetConfig, DatasetConfig, DataType
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 
 AnyDataset = DatasetConfig | BenchmarkDatasetConfig

@@ -31,11 +31,12 @@ from nemo_gym.process_inputs import hub_address
 from nemo_gym.row_files import MissingLibraryError, is_plain, read_rows
 from nemo_gym.schemas.data_config import (
     BaseUploadJsonlDatasetHuggingFaceConfig,
+    BenchmarkDatasetConfig,
     DataBackend,
     DataMode,
+    DatasetConfig,
     DownloadJsonlDatasetHuggingFaceConfig,
 )
-from nemo_gym.schemas.datasets import BenchmarkDatasetConfig, DatasetConfig
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

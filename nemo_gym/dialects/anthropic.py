@@ -18,7 +18,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from nemo_gym.dialects.base import EXTRA_BODY, UnusableRequestError, set_fields, sse
-from nemo_gym.dialects.to_anthropic import request_to_anthropic
+from nemo_gym.dialects.to_anthropic import RAW_ARGUMENTS, input_of_call, request_to_anthropic
 from nemo_gym.schemas.openai_items import NeMoGymResponseOutputItem
 from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 
@@ -28,8 +28,6 @@ Block: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = dict[str, Any]
 
 SUPPORTED_ANTHROPIC_IMAGE_MEDIA_TYPES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
-RAW_ARGUMENTS = "_raw"
-"""The only key of a call's input whose arguments are no JSON object."""
 _SAME_NAME = ("model", "temperature", "top_p")
 _ROLES = ("user", "assistant", "system")
 _EMPTY_SCHEMA: Fields = {"type": "object", "properties": {}}
@@ -348,7 +346,12 @@ def _blocks_of(item: Mapping[str, Any]) -> Iterator[Fields]:
     elif kind == "message" and item.get("role", "assistant") == "assistant":
         yield from _texts(item.get("content"))
     elif kind == "function_call":
-        yield {"type": "tool_use", "id": item["call_id"], "name": item["name"], "input": _input(item.get("arguments"))}
+        yield {
+            "type": "tool_use",
+            "id": item["call_id"],
+            "name": item["name"],
+            "input": input_of_call(item.get("arguments")),
+        }
     elif kind == "custom_tool_call":
         given = {"input": item.get("input") or ""}
         yield {"type": "tool_use", "id": item["call_id"], "name": item["name"], "input": given}
@@ -361,14 +364,6 @@ def _texts(content: Any) -> Iterator[Fields]:
         text = part.get("text") or part.get("refusal")
         if text:
             yield {"type": "text", "text": text}
-
-
-def _input(arguments: Any) -> Fields:
-    try:
-        parsed = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {RAW_ARGUMENTS: str(arguments)}
 
 
 def _stop_reason(response: Mapping[str, Any], blocks: Iterable[Block]) -> str:

@@ -12,7 +12,8 @@ import orjson
 from nemo_gym.dialects.base import EXTRA_BODY, UnusableRequestError, object_in_metadata
 
 Fields: TypeAlias = dict[str, Any]
-_RAW_ARGUMENTS = "_raw"
+RAW_ARGUMENTS = "_raw"
+"""The only key of a call's input whose arguments are no JSON object."""
 _BLANK_LINE = "\n\n"
 _TOOL_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _SYSTEM = ("system", "developer")
@@ -99,7 +100,7 @@ class _Turns:
             self._say("assistant", _thought(item))
         elif kind == "function_call":
             named = {"id": item["call_id"], "name": item["name"]}
-            self._say("assistant", {"type": "tool_use", **named, "input": _input(item.get("arguments"))})
+            self._say("assistant", {"type": "tool_use", **named, "input": input_of_call(item.get("arguments"))})
         elif kind == "function_call_output":
             output = item["output"]
             content = output if isinstance(output, str) else _parts(output, "user")
@@ -122,12 +123,13 @@ def _thought(item: Mapping[str, Any]) -> Fields:
     return {"type": "redacted_thinking", "data": sealed}
 
 
-def _input(arguments: Any) -> Fields:
+def input_of_call(arguments: Any) -> Fields:
+    """The arguments of a call as the input of a block."""
     try:
         parsed = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
         parsed = None
-    return parsed if isinstance(parsed, dict) else {_RAW_ARGUMENTS: str(arguments)}
+    return parsed if isinstance(parsed, dict) else {RAW_ARGUMENTS: str(arguments)}
 
 
 def _parts(content: Any, role: str) -> list[Fields]:

@@ -19,8 +19,7 @@ import numpy as np
 from nemo_gym.errors import ConfigError
 from nemo_gym.rl.buffer import BufferedGroup
 from nemo_gym.rl.groups import group_advantages
-from nemo_gym.rl.interfaces import Completion, MessageLog, PromptGroupRecord
-from nemo_gym.rl.tensors import as_list, require_torch, torch_is_there
+from nemo_gym.rl.interfaces import Completion, MessageLog, PromptGroupRecord, as_list, require_torch, torch_is_there
 
 Group: TypeAlias = PromptGroupRecord | BufferedGroup
 Advantages: TypeAlias = Callable[[PromptGroupRecord], Sequence[float]]

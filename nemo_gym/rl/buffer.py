@@ -28,8 +28,7 @@ import orjson
 
 from nemo_gym.errors import GymError
 from nemo_gym.paths import write_aside
-from nemo_gym.rl.interfaces import Completion, GroupBuffer, PromptGroupRecord
-from nemo_gym.rl.tensors import as_list, with_tensors
+from nemo_gym.rl.interfaces import Completion, GroupBuffer, PromptGroupRecord, as_list, with_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -37,9 +37,8 @@ from nemo_gym.rl.calls import deadline
 from nemo_gym.rl.failures import GymTransportError, RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.interfaces import Timer
 from nemo_gym.rl.message_log import build_message_log
-from nemo_gym.rl.row_dispatch import RowDispatch
+from nemo_gym.rl.row_dispatch import RowDispatch, RowOutcome, ServersOfRun
 from nemo_gym.rl.samples import CapturedTokens
-from nemo_gym.rl.servers import Outcome, ServersOfRun
 from nemo_gym.runs.record import Row
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ class NemoGym:
                             await captured.put_onto(row, outcome)
                         dispatch.arrived(row, outcome)
 
-    async def _next(self, outcomes: "asyncio.Queue[Outcome]") -> Outcome:
+    async def _next(self, outcomes: "asyncio.Queue[RowOutcome]") -> RowOutcome:
         """Wait for a rollout, but not for servers of ours that have ended; hosts come and go meanwhile."""
         while True:
             self._poll()

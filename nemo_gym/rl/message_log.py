@@ -24,9 +24,19 @@ from nemo_gym.rl.failures import (
     NonContiguousTokensError,
     RolloutDataFailure,
 )
-from nemo_gym.rl.interfaces import GenerationOutputSpec, Message, MessageLog, Tokenizer
+from nemo_gym.rl.interfaces import (
+    GenerationOutputSpec,
+    Message,
+    MessageLog,
+    Tokenizer,
+    as_list,
+    logprob_tensor,
+    loss_mask_of,
+    part_of,
+    require_torch,
+    with_tensors,
+)
 from nemo_gym.rl.samples import Samples
-from nemo_gym.rl.tensors import as_list, logprob_tensor, loss_mask_of, part_of, require_torch, with_tensors
 from nemo_gym.schemas.wire import WEIGHT_FIELDS
 
 _SHOWN_BEFORE = 4

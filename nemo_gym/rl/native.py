@@ -35,6 +35,12 @@ from nemo_gym.rl.interfaces import (
     RolloutOverrides,
     Timer,
     Tokenizer,
+    as_list,
+    logprob_tensor,
+    num_tokens,
+    part_of,
+    require_torch,
+    token_tensor,
 )
 from nemo_gym.rl.message_log import (
     UnsoundOutputError,
@@ -46,14 +52,6 @@ from nemo_gym.rl.message_log import (
     versions_told,
 )
 from nemo_gym.rl.rewards import Reward, native_metrics, reward_of_one
-from nemo_gym.rl.tensors import (
-    as_list,
-    logprob_tensor,
-    num_tokens,
-    part_of,
-    require_torch,
-    token_tensor,
-)
 
 UNLIMITED_TURNS = 999_999
 _TURNS_WITHOUT_PROGRESS = 3

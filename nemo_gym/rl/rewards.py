@@ -15,8 +15,7 @@ from nemo_gym.jsonl import to_line
 from nemo_gym.notebooks import run_sync
 from nemo_gym.rl.calls import call, gather_or_cancel
 from nemo_gym.rl.failures import RolloutDataFailure
-from nemo_gym.rl.interfaces import Completion, EnvironmentReturn
-from nemo_gym.rl.tensors import as_list, num_tokens, require_torch
+from nemo_gym.rl.interfaces import Completion, EnvironmentReturn, as_list, num_tokens, require_torch
 from nemo_gym.runs.record import is_finite_number
 
 COMPONENTS_KEY = "reward_components"

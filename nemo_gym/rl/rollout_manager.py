@@ -45,12 +45,14 @@ from nemo_gym.rl.interfaces import (
     RolloutOverrides,
     Timer,
     Tokenizer,
+    has_nan,
+    mask_older_parts,
+    num_tokens,
+    with_tensors,
 )
 from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
 from nemo_gym.rl.rewards import gym_metrics, reward_of_result
-from nemo_gym.rl.row_dispatch import ROW_INDEX_KEY
-from nemo_gym.rl.samples import completions_of, mask_reason_of
-from nemo_gym.rl.tensors import has_nan, mask_older_parts, num_tokens, with_tensors
+from nemo_gym.rl.samples import ROW_INDEX_KEY, completions_of, mask_reason_of
 
 logger = logging.getLogger(__name__)
 

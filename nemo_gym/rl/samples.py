@@ -22,8 +22,7 @@ from uuid import uuid4
 
 from nemo_gym.keys import AGENT_REF_KEY_NAME, ROLLOUT_ID_KEY_NAME
 from nemo_gym.rl.failures import NoGenerationDataError, RolloutDataFailure
-from nemo_gym.rl.interfaces import Completion, Message, MessageLog
-from nemo_gym.rl.tensors import as_list, with_tensors
+from nemo_gym.rl.interfaces import Completion, Message, MessageLog, as_list, with_tensors
 from nemo_gym.runs.record import Result, Row
 from nemo_gym.token_id_capture.builder import BuildOutput, Chain, ChainLink, project_chain_to_output_items, run_builder
 from nemo_gym.token_id_capture.config import token_id_capture_config, token_id_capture_enabled_for_agent
@@ -34,6 +33,8 @@ from nemo_gym.token_id_capture.records import TokenEntry, weights_of
 
 logger = logging.getLogger(__name__)
 
+ROW_INDEX_KEY = "_rowidx"
+"""In a row: its place in its group."""
 MASK_REASON = "mask_reason"
 """In place of a result: why a row of a group has none."""
 

@@ -24,12 +24,13 @@ from nemo_gym.paths import near_files
 from nemo_gym.row_files import iter_row_lines, read_rows
 from nemo_gym.runs.facts import bare_name
 from nemo_gym.runs.files import RolloutPaths
+from nemo_gym.runs.input_check import TakenIndices, estimated_lines
 from nemo_gym.runs.kinds import Kind, kind_of, require_rollouts
 from nemo_gym.runs.manifest import fingerprint, read_manifest
-from nemo_gym.runs.numbering import Numbers, TakenIndices, estimated_lines
 from nemo_gym.runs.options.choosing import ChoosingOptions, TaskRanges, selection_text
 from nemo_gym.runs.read import plain_records
 from nemo_gym.runs.record import REWARD_KEY, IndexSet, KeySet, Row, SeenFilter, is_finite_number
+from nemo_gym.runs.rows import Numbers
 from nemo_gym.runs.select import Expression, field_of
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from nemo_gym.keys import (
 from nemo_gym.metrics.columns import RolloutTable, SortedRollouts
 from nemo_gym.metrics.profile import task_profiles
 from nemo_gym.paths import refuse_long_names, refuse_odd_file
-from nemo_gym.runs.data_sets import open_data_set
+from nemo_gym.row_files import open_data_set
 from nemo_gym.runs.facts import RolloutFilter, bare_name, parse_for_tasks, select_tasks
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import RecordIndex, RecordReader

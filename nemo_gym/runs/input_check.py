@@ -33,12 +33,10 @@ from nemo_gym.keys import (
 from nemo_gym.paths import candidates, near_files, resolve_for_reading
 from nemo_gym.prompt import conflict_message
 from nemo_gym.row_files import ROW_FILE_ENDINGS, iter_row_lines
-from nemo_gym.runs.manifest import masked_options
-from nemo_gym.runs.numbering import TakenIndices, estimated_lines
 from nemo_gym.runs.options import DEFAULT_ENTRY, RolloutCollectionConfig, repeats_of
-from nemo_gym.runs.options.choosing import ChoosingOptions, selection_text
+from nemo_gym.runs.options.choosing import ChoosingOptions
 from nemo_gym.runs.options.sharding import Shard
-from nemo_gym.runs.record import Row, SeenFilter
+from nemo_gym.runs.record import IndexSet, IntSet, Row, SeenFilter
 from nemo_gym.skills import load_skill_directory
 
 if TYPE_CHECKING:
@@ -64,6 +62,8 @@ OWN_INPUT = "own input"
 _RESERVED = "_ng_"
 _IDENTITY = frozenset((TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, ROLLOUT_ID_KEY_NAME, ATTEMPT_INDEX_KEY_NAME))
 _TASK_INDEX_BYTES = TASK_INDEX_KEY_NAME.encode()
+_HASH_BITS = 2**63 - 1
+_SAMPLE_BYTES = 1 << 18
 _LISTED_LINES = 100
 _LISTED_PROBLEMS = 20
 _MOST_PROBLEMS = 1_000
@@ -205,25 +205,6 @@ def _params_from_chat(row: Row, problems: list[str]) -> Row | None:
     return params
 
 
-def announce(config: RolloutCollectionConfig) -> None:
-    """Say which options shape the rows of this run."""
-    if config.selection:
-        logger.info("Choosing rows: %s", selection_text(config.selection))
-    if config.limit is not None:
-        logger.info("Using only the first %d %s", config.limit, "of them" if config.selection else "rows")
-    if config.chosen_shard is not None:
-        logger.info("Shard %s of the run: %s", config.chosen_shard, config.paths.rollouts)
-    if config.num_repeats_add_seed:
-        logger.info("Adding a seed to every rollout through metadata.extra_body (openai_model does not honour it)")
-    if config.responses_create_params:
-        shown = masked_options(config.responses_create_params)
-        logger.info("Laying over every row's %s: %s", RESPONSES_CREATE_PARAMS_KEY_NAME, shown)
-    if isinstance(config.num_repeats, dict):
-        logger.info("Rollouts per row, by agent: %s", config.num_repeats)
-    if config.prompt_config:
-        logger.info("Filling the prompt %s", config.prompt_config)
-
-
 def resolve_overrides(overrides: Mapping[str, Any]) -> Row:
     """The overrides as plain JSON data, `${...}` resolved within the block itself."""
     if not overrides:
@@ -295,6 +276,28 @@ class InputRowsError(ConfigError, ValueError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+@dataclass
+class TakenIndices:
+    """What has to be known about all rows before the first can be numbered."""
+
+    supplied: IndexSet = field(default_factory=IndexSet)
+    """Every task index that the file brings itself, also beyond the limit."""
+    supplied_twice: set[Any] = field(default_factory=set)
+    repeated_lines: IntSet = field(default_factory=IntSet)
+    """Hashes of the lines without an index that occur more than once, and of a few others."""
+
+    def note(self, row: Row, content: bytes, seen: SeenFilter) -> None:
+        """Take one row into account."""
+        if TASK_INDEX_KEY_NAME in row:
+            index = row[TASK_INDEX_KEY_NAME]
+            if not self.supplied.add(index):
+                self.supplied_twice.add(index)
+            return
+        hashed = line_hash(content)
+        if seen.came_before(hashed):
+            self.repeated_lines.add(hashed)
 
 
 @dataclass
@@ -370,6 +373,18 @@ def scan_input(rules: RowRules) -> InputScan:
             listed(sorted(scan.reserved)),
         )
     return scan
+
+
+def line_hash(content: bytes) -> int:
+    """A hash of a line: the same for equal lines, hardly ever for others."""
+    return hash(content) & _HASH_BITS
+
+
+def estimated_lines(path: Path) -> int:
+    """Judged from the beginning of the file; being wrong costs a little time, nothing else."""
+    with path.open("rb") as file:
+        sample = file.read(_SAMPLE_BYTES)
+    return 1 + path.stat().st_size * (1 + sample.count(b"\n")) // (1 + len(sample))
 
 
 def size_and_time(path: Path) -> tuple[int, int]:

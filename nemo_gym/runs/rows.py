@@ -4,13 +4,17 @@ Rows come out one at a time and as the bytes of their line in the materialized f
 Repeats of a row differ in one number, so a row is serialized once, not once per repeat. The file has every row a
 run sends and is complete before the first request: written aside and renamed, it is never seen half written. When a
 run is extended, the rows it already had must come out unchanged: their results are in the rollouts file.
+
+Tasks go by the numbers that rows bring along, and for all others by the order in which they come; equal lines are one
+task. Whatever is used of an input, its tasks are numbered as a whole, so that what was collected from a part of it
+belongs to the same tasks in a run of all.
 """
 
 import logging
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -36,15 +40,16 @@ from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.input_check import (
     InputScan,
     RowRules,
-    announce,
+    TakenIndices,
     drop_reserved,
+    line_hash,
     scan_input,
     size_and_time,
     with_seed,
 )
-from nemo_gym.runs.manifest import Expected, RunChangedError
-from nemo_gym.runs.numbering import Numbers, line_hash
+from nemo_gym.runs.manifest import Expected, RunChangedError, masked_options
 from nemo_gym.runs.options import RolloutCollectionConfig
+from nemo_gym.runs.options.choosing import selection_text
 from nemo_gym.runs.read import records
 from nemo_gym.runs.record import (
     IndexSet,
@@ -61,6 +66,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 256
 _LONG_LINE_BYTES = 65_536
 _MOST = 2**63
+_MANY = 2**32
 _ROLLOUT_INDEX_BYTES = f',"{ROLLOUT_INDEX_KEY_NAME}":'.encode()
 ExpectedByAgent = dict[str, Expected]
 
@@ -78,6 +84,64 @@ class Repeats(NamedTuple):
     lines: Sequence[bytes]
     begins_task: bool | None = None
     """Whether no other rows of the task came before; None: if the first rollout index is 0."""
+
+
+class Numbers:
+    """Hands out task indices and counts the rollouts of tasks that occur on several lines."""
+
+    def __init__(self, taken: TakenIndices) -> None:
+        self._taken = taken
+        self._supplied: Container[int] = taken.supplied if len(taken.supplied) else ()
+        self._next_index = 0
+        self._emitted: dict[Any, int] = {}
+        """Rollouts so far of a supplied index that occurs more than once."""
+        self._of_line: dict[bytes, int] = {}
+        """Task index and rollouts so far of a repeated line, in one number: there may be very many."""
+        self._merged = self._rows = 0
+        """Rows that became part of the task of an earlier one; all of them."""
+
+    def report(self, path: Path) -> None:
+        """Say that equal rows have become one task, which makes it more rollouts than were asked for."""
+        if self._merged:
+            logger.warning(
+                "%d of the %d rows of %s are equal to earlier ones, so they are further rollouts of the same tasks: "
+                "%d tasks. To keep them apart, give each row a number of its own as %s",
+                self._merged,
+                self._rows,
+                path,
+                self._rows - self._merged,
+                TASK_INDEX_KEY_NAME,
+            )
+
+    def claim(self, row: Row, content: bytes, repeats: int) -> tuple[Any, int]:
+        """The row's task index and the first of its rollout indices."""
+        self._rows += 1
+        if TASK_INDEX_KEY_NAME not in row:
+            if line_hash(content) in self._taken.repeated_lines:
+                return self._claim_repeated_line(content, repeats)
+            return self._fresh_index(), 0
+        index = row[TASK_INDEX_KEY_NAME]
+        if index not in self._taken.supplied_twice:
+            return index, 0
+        first = self._emitted.get(index, 0)
+        self._emitted[index] = first + repeats
+        return index, first
+
+    def _claim_repeated_line(self, content: bytes, repeats: int) -> tuple[int, int]:
+        # The hash that found it repeated may be wrong; this one is not.
+        digest = blake2b(content, digest_size=_DIGEST_BYTES).digest()
+        known = self._of_line.get(digest)
+        index, first = (self._fresh_index(), 0) if known is None else divmod(known, _MANY)
+        self._merged += known is not None
+        self._of_line[digest] = index * _MANY + first + repeats
+        return index, first
+
+    def _fresh_index(self) -> int:
+        index = self._next_index
+        while index in self._supplied:
+            index += 1
+        self._next_index = index + 1
+        return index
 
 
 class InputRows:
@@ -115,6 +179,25 @@ class InputRows:
         if chosen is not None and chosen.earlier is not None:
             return sum(len(repeats.lines) for repeats in self)
         return sum(rows * (self.rules.repeats_of(agent) or 0) for agent, rows in self.scan.rows_of_agent.items())
+
+
+def announce(config: RolloutCollectionConfig) -> None:
+    """Say which options shape the rows of this run."""
+    if config.selection:
+        logger.info("Choosing rows: %s", selection_text(config.selection))
+    if config.limit is not None:
+        logger.info("Using only the first %d %s", config.limit, "of them" if config.selection else "rows")
+    if config.chosen_shard is not None:
+        logger.info("Shard %s of the run: %s", config.chosen_shard, config.paths.rollouts)
+    if config.num_repeats_add_seed:
+        logger.info("Adding a seed to every rollout through metadata.extra_body (openai_model does not honour it)")
+    if config.responses_create_params:
+        shown = masked_options(config.responses_create_params)
+        logger.info("Laying over every row's %s: %s", RESPONSES_CREATE_PARAMS_KEY_NAME, shown)
+    if isinstance(config.num_repeats, dict):
+        logger.info("Rollouts per row, by agent: %s", config.num_repeats)
+    if config.prompt_config:
+        logger.info("Filling the prompt %s", config.prompt_config)
 
 
 def no_rows(path: str | Path) -> ConfigError:

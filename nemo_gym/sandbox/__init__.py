@@ -8,6 +8,7 @@ which blocks) is one of whatever provider, wanted as a `SandboxSpec` says.
     utils.py        images under other names
     providers/      what a provider must offer, the registry, and those built in: docker, apptainer, local
     reaper.py       removes containers that their run has left behind
+    keeper.py       the first process inside a local sandbox
 
 A confined process runs one function of ours on what a model wrote: `IsolatedPool` runs a piece of `Work` within
 `Limits` and returns its `Outcome`; `IsolatedProcess` is one process of it.

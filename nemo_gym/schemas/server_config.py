@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nemo_gym.keys import AGENTS_TYPE, ENTRYPOINT_KEY_NAME, MASK, MODELS_TYPE, RESOURCES_TYPE, SERVER_TYPES
-from nemo_gym.schemas.datasets import BenchmarkDatasetConfig, DatasetConfig
+from nemo_gym.schemas.data_config import BenchmarkDatasetConfig, DatasetConfig
 
 _BUILT_WHEN_USED = ConfigDict(defer_build=True)
 """Validators take longer to build than to run, and most processes need only some of them."""

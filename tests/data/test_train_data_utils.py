@@ -11,7 +11,7 @@ from nemo_gym.data.declared import DeclaredDataset
 from nemo_gym.errors import ConfigError
 from nemo_gym.runs.options import RolloutCollectionConfig
 from nemo_gym.runs.rows import preprocess
-from nemo_gym.schemas.datasets import DatasetConfig
+from nemo_gym.schemas.data_config import DatasetConfig
 from nemo_gym.train_data_utils import (
     MissingDatasetError,
     OffendingRowsError,

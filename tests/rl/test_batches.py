@@ -15,8 +15,7 @@ from nemo_gym.rl.batches import (
     mismatch_metrics,
 )
 from nemo_gym.rl.buffer import BufferedGroup
-from nemo_gym.rl.interfaces import Completion, Message, PromptGroupRecord
-from nemo_gym.rl.tensors import torch_is_there
+from nemo_gym.rl.interfaces import Completion, Message, PromptGroupRecord, torch_is_there
 
 
 def user(*ids: int) -> Message:

@@ -20,9 +20,8 @@ from nemo_gym.rl.failures import (
     RolloutRedispatchExhausted,
     RolloutRetryPolicy,
 )
-from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, PromptGroupRecord, as_list
 from nemo_gym.rl.rollout_manager import RolloutManager
-from nemo_gym.rl.tensors import as_list
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from nemo_gym.rl.failures import (
     RolloutTimeouts,
 )
 from nemo_gym.rl.groups import group_advantages
+from nemo_gym.rl.interfaces import as_list
 from nemo_gym.rl.rollout_manager import RolloutManager
-from nemo_gym.rl.tensors import as_list
 from nemo_gym.token_id_capture.records import TokenEntry
 from nemo_gym.token_id_capture.store import TokenCaptureStore
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure, RolloutRetryPolicy, RolloutTimeouts
-from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, PromptGroupRecord, RolloutOverrides
+from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, PromptGroupRecord, RolloutOverrides, as_list
 from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager
-from nemo_gym.rl.tensors import as_list
 
 Run = Callable[..., Any]
 

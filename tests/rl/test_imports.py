@@ -31,7 +31,7 @@ def test_modules_load_nothing_heavy_and_need_no_torch(module: str) -> None:
 def test_the_servers_path_works_on_lists_where_torch_is_missing() -> None:
     printed = run(
         f"""{WITHOUT_TORCH}
-from nemo_gym.rl.tensors import logprob_tensor, token_tensor
+from nemo_gym.rl.interfaces import logprob_tensor, token_tensor
 print(token_tensor((1, 2)), logprob_tensor([]))
 """
     )
@@ -41,7 +41,7 @@ print(token_tensor((1, 2)), logprob_tensor([]))
 def test_the_native_path_says_what_to_install_where_torch_is_missing() -> None:
     printed = run(
         f"""{WITHOUT_TORCH}
-from nemo_gym.rl.tensors import TorchMissingError, require_torch
+from nemo_gym.rl.interfaces import TorchMissingError, require_torch
 try:
     require_torch("the native rollout path")
 except TorchMissingError as error:

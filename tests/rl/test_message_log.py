@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError, NonContiguousTokensError
+from nemo_gym.rl.interfaces import as_list
 from nemo_gym.rl.message_log import build_message_log
-from nemo_gym.rl.tensors import as_list
 
 Item = dict[str, Any]
 

@@ -7,10 +7,9 @@ import pytest
 
 from nemo_gym.rl import completion_of_capture
 from nemo_gym.rl.failures import NoGenerationDataError
-from nemo_gym.rl.interfaces import MessageLog
+from nemo_gym.rl.interfaces import MessageLog, as_list
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.samples import Samples
-from nemo_gym.rl.tensors import as_list
 from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot
 from nemo_gym.token_id_capture.records import TokenEntry
 

@@ -19,10 +19,9 @@ from nemo_gym import global_config
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.failures import GymTransportError
-from nemo_gym.rl.interfaces import GenerationConfig
+from nemo_gym.rl.interfaces import GenerationConfig, as_list
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.rl.rollout_manager import RolloutManager
-from nemo_gym.rl.tensors import as_list
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 
 ENVIRONMENT = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"

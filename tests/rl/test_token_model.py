@@ -16,9 +16,8 @@ import pytest
 
 from nemo_gym.rl.environment import NemoGym
 from nemo_gym.rl.failures import NonContiguousTokensError
-from nemo_gym.rl.interfaces import Completion, PromptGroupRecord
+from nemo_gym.rl.interfaces import Completion, PromptGroupRecord, as_list
 from nemo_gym.rl.rollout_manager import RolloutManager
-from nemo_gym.rl.tensors import as_list
 from responses_api_models.token_model.chat_tokenizer import ChatTokenizer
 from responses_api_models.token_model.tests.stand_in import (
     DROPPING,

@@ -21,7 +21,7 @@ from nemo_gym.sandbox import (
     confine,
     create_provider,
 )
-from nemo_gym.sandbox.providers.local import provider as local
+from nemo_gym.sandbox.providers import local
 from tests.sandbox.test_docker import alive, until
 
 

@@ -48,7 +48,7 @@ def get_provider_class(name: str) -> ProviderClass:
         return _REGISTERED[name]
     if name in BUILT_IN:
         _warn_if_shadowed(name, installed, "the built-in one")
-        module = import_module(f"nemo_gym.sandbox.providers.{name}.provider")
+        module = import_module(f"nemo_gym.sandbox.providers.{name}")
         return _checked(getattr(module, BUILT_IN[name]))
     if name in installed:
         return _loaded(name, installed[name])
