@@ -60,7 +60,7 @@ _SOME_RESPONSE = {
 Handler = Callable[..., Any]
 logger = logging.getLogger(__name__)
 
-_BODY_IN_PARTS = "nemo_gym.body_in_parts"
+_IN_PARTS = "nemo_gym_body_in_parts"
 _IS_JSON = (b"content-type", b"application/json")
 _OK = int(HTTPStatus.OK)
 _WHOLE = (Answer, Response)
@@ -170,9 +170,11 @@ class DirectCall:
         if type(content) is ListsBeside:
             body = content.whole() if self._request_name else b""
         elif may_be_long and content is None and self._taken_over is ListsBeside:
-            content = scope[_BODY_IN_PARTS] = texts_beside(body)
+            content = texts_beside(body)
         if self._request_name:
             arguments[self._request_name] = _request_with(body, scope, receive)
+            if type(content) is ListsBeside:
+                setattr(arguments[self._request_name], _IN_PARTS, content)
         if self._body_name:
             if self._takes_unread:
                 content = Unread(body, self._validated)
@@ -239,7 +241,7 @@ class DirectCall:
 
 async def body_as_it_came(request: Request) -> bytes | ListsBeside:
     """The body of a request, to be passed on: with long texts beside it if it was read so."""
-    beside: ListsBeside | None = request.scope.get(_BODY_IN_PARTS)
+    beside: ListsBeside | None = getattr(request, _IN_PARTS, None)
     return await request.body() if beside is None else beside
 
 

@@ -260,6 +260,7 @@ class _WholeBody:
 
     async def __call__(self) -> Any:
         cycle = self._cycle
+        vars(cycle).pop("receive", None)  # or else the two keep each other, and what the request has
         if cycle.more_body and cycle.body and not (cycle.disconnected or cycle.response_complete):
             beginning, cycle.body = cycle.body, bytearray()
             whole = await self._protocol.read_on(beginning, self._length)

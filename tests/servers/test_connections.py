@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
 from nemo_gym.http.transports.memory import Answer
+from nemo_gym.runs.record import without_garbage_collection
 from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
 from nemo_gym.servers.run import HttpProtocol
 
@@ -229,6 +231,21 @@ def test_a_caller_who_goes_before_his_long_body_is_there_has_gone(loop: str) -> 
             time.sleep(0.01)
 
     assert asked.received == [{"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_nothing_of_a_long_body_is_kept_with_its_connection(loop: str) -> None:
+    asked = Asked()
+    with serving(asked, loop) as port, line_to(port) as line, without_garbage_collection():
+        tracemalloc.start()
+        try:
+            for _ in range(3):
+                line.sendall(posting(LONG))
+                received(line, b"2048000")
+                asked.received.clear()
+            assert tracemalloc.get_traced_memory()[0] < len(LONG) // 2
+        finally:
+            tracemalloc.stop()
 
 
 def test_of_a_long_body_that_nobody_asks_for_little_is_read() -> None:

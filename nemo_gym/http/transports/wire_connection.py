@@ -97,7 +97,8 @@ class LongBody(asyncio.BufferedProtocol):
         end: Callable[[bytes, bool], None],
     ) -> None:
         """`beginning` has come already, and is not all; `end` is told the body, and whether all of it is there."""
-        self._owner, self._transport, self._end = owner, transport, end
+        self._owner, self._transport = owner, transport
+        self._end: Callable[[bytes, bool], None] = end
         self._is_over = False
         self._whole = BytesIO(bytes(length))
         self._rest = self._whole.getbuffer()
@@ -144,8 +145,12 @@ class LongBody(asyncio.BufferedProtocol):
         """Tell what came, and keep nothing of it: transports may keep this."""
         missing, self._rest, self._is_over = len(self._rest), memoryview(b""), True
         whole = self._whole.getvalue()  # which is no copy
-        self._whole = BytesIO()
-        self._end(whole[: len(whole) - missing] if missing else whole, not missing)
+        end, self._end, self._whole = self._end, _nobody, BytesIO()
+        end(whole[: len(whole) - missing] if missing else whole, not missing)
+
+
+def _nobody(body: bytes, is_complete: bool) -> None:
+    """Who is told when all has been told."""
 
 
 class Connection(asyncio.Protocol):
