@@ -30,7 +30,7 @@ MOST_OPEN_FILES = 65_535
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """What glibc's `mallopt` calls them."""
-_KEPT_FREE_BYTES = 64 << 20
+_KEPT_FREE_BYTES = 32 << 20
 _LARGEST_KEPT_BYTES = 32 << 20
 """The most that glibc takes. To read a megabyte of JSON orjson asks for twelve times that, of which it uses little."""
 _FILES_KEPT_BACK = 128
