@@ -172,17 +172,12 @@ class DirectCall:
         elif may_be_long and content is None and self._taken_over is ListsBeside:
             content = texts_beside(body)
         if self._request_name:
-            arguments[self._request_name] = _request_with(body, scope, receive)
-            if type(content) is ListsBeside:
-                setattr(arguments[self._request_name], _IN_PARTS, content)
+            arguments[self._request_name] = _request_with(body, scope, receive, content)
         if self._body_name:
             if self._takes_unread:
                 content = Unread(body, self._validated)
             try:
-                if type(content) is ListsBeside:
-                    arguments[self._body_name] = self._filled_in(content)
-                else:
-                    arguments[self._body_name] = self._validated(body) if content is None else content
+                arguments[self._body_name] = self._validated(body) if content is None else self._taken(content)
             except RequestValidationError:
                 whole = content.whole() if type(content) is ListsBeside else body
                 other = None if self.otherwise is None else await self.otherwise(_request_with(whole, scope, receive))
@@ -206,6 +201,9 @@ class DirectCall:
         except Exception as error:  # noqa: BLE001 - a validator may raise anything; the request is what is wrong
             found = [{"type": "value_error", "loc": ("body",), "msg": f"{type(error).__name__}: {error}"}]
         raise RequestValidationError(found)
+
+    def _taken(self, content: Any) -> Any:
+        return self._filled_in(content) if type(content) is ListsBeside else content
 
     def _filled_in(self, content: ListsBeside) -> Any:
         try:
@@ -245,9 +243,11 @@ async def body_as_it_came(request: Request) -> bytes | ListsBeside:
     return await request.body() if beside is None else beside
 
 
-def _request_with(body: bytes, scope: Scope, receive: Receive) -> Request:
+def _request_with(body: bytes, scope: Scope, receive: Receive, content: Any = None) -> Request:
     request = Request(scope, receive)
     request._body = body  # what `await request.body()` keeps, had it read the stream itself
+    if type(content) is ListsBeside:
+        setattr(request, _IN_PARTS, content)
     return request
 
 
