@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -18,6 +18,8 @@ import orjson
 from nemo_gym.errors import ConfigError
 
 _BUFFER_BYTES = 1 << 20
+_COPIED_UP_TO_BYTES = 4096
+_LONG_LINE_BYTES = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXCERPT_LENGTH = 60
 _MOST_LEVELS = 1_000
@@ -51,11 +53,16 @@ class Line(NamedTuple):
 class Unread:
     """A part of a record that nobody has read, and that is written again as it is."""
 
-    __slots__ = ("written",)
+    __slots__ = ("content",)
 
-    def __init__(self, written: bytes) -> None:
-        """`written` is the JSON as `to_line` would write it."""
-        self.written = written
+    def __init__(self, content: bytes | memoryview) -> None:
+        """`content` is the JSON as `to_line` would write it."""
+        self.content = content
+
+    @property
+    def written(self) -> bytes:
+        """The same in bytes of its own."""
+        return bytes(self.content)  # which is no copy of bytes
 
 
 PlainLine: TypeAlias = tuple[int, int, int, bytes, int]
@@ -70,15 +77,55 @@ def iter_lines(path: str | Path) -> Iterator[Line]:
 def iter_plain_lines(path: str | Path) -> Iterator[PlainLine]:
     """The same for whoever takes them apart at once."""
     with Path(path).open("rb", buffering=_BUFFER_BYTES) as file:
-        end = 0
-        for number, raw in enumerate(file, 1):
-            start, end = end, end + len(raw)
-            content = raw.strip()
-            if start == 0:
-                content = content.removeprefix(_BYTE_ORDER_MARK)
-            if content:
-                offset = start if raw[0] == content[0] else start + raw.index(content)
-                yield number, start, end, content, offset
+        passed = number = end = 0
+        while True:
+            for number, raw in enumerate(file, passed + 1):
+                length = len(raw)
+                start, end = end, end + length
+                content = raw.strip()
+                if start == 0:
+                    content = content.removeprefix(_BYTE_ORDER_MARK)
+                if content:
+                    offset = start if raw[0] == content[0] else start + raw.index(content)
+                    yield number, start, end, content, offset
+                if length >= _LONG_LINE_BYTES and file.seekable():
+                    break
+            else:
+                return
+            passed, end = yield from _long_lines(file.fileno(), number, end, length)
+            file.seek(end)
+
+
+def _long_lines(descriptor: int, number: int, end: int, length: int) -> Generator[PlainLine, None, tuple[int, int]]:
+    """The lines from `end` on as long as they are long; returns how many there are up to then, and where they end.
+
+    The next is taken to be as long as the one before, `length` with its newline: repeats of a row are. Then it is not
+    copied, and where it is not, it is read as if it had come in pieces.
+    """
+    while True:
+        start = end
+        content = os.pread(descriptor, length - 1, start)
+        last = content.find(b"\n")
+        if last >= 0:
+            content, rest = content[:last], b"\n"
+        else:
+            rest = os.pread(descriptor, 1, start + len(content))
+            while rest and not rest.endswith(b"\n"):
+                more = os.pread(descriptor, _BUFFER_BYTES, start + len(content) + len(rest))
+                last = more.find(b"\n") + 1
+                rest += more[: last or len(more)]
+                if not more:
+                    break
+        length = len(content) + len(rest)
+        if length < _LONG_LINE_BYTES:
+            return number, start
+        if len(rest) > 1:
+            content += rest
+        number, end = number + 1, start + length
+        stripped = content.strip()
+        if stripped:
+            offset = start if content[0] == stripped[0] else start + content.index(stripped)
+            yield number, start, end, stripped, offset
 
 
 def parse(content: bytes) -> Any:
@@ -147,6 +194,34 @@ def to_line(record: Any) -> bytes:
         return json.dumps(record, default=_read, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except (ValueError, RecursionError):
         return "".join(_pieces(record)).encode() + b"\n"
+
+
+def to_pieces(record: Any) -> list[bytes | memoryview]:
+    """What `to_line` writes, in pieces: what is long, and nobody has read, is not copied.
+
+    A null, which JSON has nowhere, stands for each meanwhile.
+    """
+    long: list[bytes | memoryview] = []
+
+    def stand_in(value: Any) -> orjson.Fragment:
+        if type(value) is not Unread or len(value.content) < _COPIED_UP_TO_BYTES:
+            return _as_written(value)
+        long.append(value.content)
+        return orjson.Fragment(b"\0")
+
+    try:
+        line = orjson.dumps(record, default=stand_in, option=orjson.OPT_APPEND_NEWLINE)
+    except orjson.JSONEncodeError:
+        return [to_line(record)]
+    if not long:
+        return [line]
+    between = line.split(b"\0")
+    if len(between) != len(long) + 1:  # a part that was written elsewhere has one
+        return [to_line(record)]
+    pieces: list[bytes | memoryview] = [between[0]]
+    for content, text in zip(long, between[1:], strict=True):
+        pieces += (content, text)
+    return pieces
 
 
 def _as_written(value: Any) -> orjson.Fragment:

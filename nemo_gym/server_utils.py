@@ -57,7 +57,7 @@ from nemo_gym.schemas.server_config import (
 if TYPE_CHECKING:
     from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
     from nemo_gym.servers.head import HeadServer
-    from nemo_gym.servers.routes import json_answer, never_waits, reads_only, takes_unread
+    from nemo_gym.servers.routes import body_as_it_came, json_answer, never_waits, reads_only, takes_unread
     from nemo_gym.servers.run import (
         IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME,
         IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME,
@@ -107,6 +107,7 @@ _LAZY = {
     "SimpleServer": "nemo_gym.servers.base",
     "initialize_ray": _RUN,
     "is_nemo_gym_fastapi_entrypoint": _RUN,
+    "body_as_it_came": _ROUTES,
     "json_answer": _ROUTES,
     "never_waits": _ROUTES,
     "num_serving_processes": _RUN,
@@ -160,6 +161,7 @@ __all__ = [
     "SimpleServer",
     "UvicornLoggingConfig",
     "apply_rollout_prefix",
+    "body_as_it_came",
     "get_first_server_config_dict",
     "get_global_aiohttp_client",
     "get_global_config_dict",

@@ -1,11 +1,23 @@
 import math
+import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import count_lines, cut_levels, ends_torn, iter_lines, parse, parse_line, to_line
+from nemo_gym.jsonl import (
+    Unread,
+    count_lines,
+    cut_levels,
+    ends_torn,
+    iter_lines,
+    parse,
+    parse_line,
+    to_line,
+    to_pieces,
+)
 
 
 def test_blank_lines_are_skipped_but_counted(tmp_path: Path) -> None:
@@ -124,3 +136,62 @@ def test_however_deep_it_is_what_is_cut_can_be_read() -> None:
     value = parse(cut_levels(deep, 100))
 
     assert (value["before"], value["after"]) == (1, 2)
+
+
+LONG_LINE = 1 << 18
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_lines_are_those_of_the_file(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = [0, 3, LONG_LINE - 2, LONG_LINE - 1, LONG_LINE, LONG_LINE, LONG_LINE, LONG_LINE + 1, 5 * LONG_LINE]
+    spaces = [b"", b"", b"", b" ", b"\r", b" \t\r"]
+    lines = [
+        chance.choice(spaces) + b"y" * chance.choice(sizes) + chance.choice(spaces) for _ in range(chance.randrange(9))
+    ]
+    content = b"\n".join(lines) + chance.choice([b"", b"\n", b"\n\n"])
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+
+    found = list(iter_lines(path))
+    wanted = [(number, raw.strip()) for number, raw in enumerate(content.split(b"\n"), 1) if raw.strip()]
+    assert [(line.number, line.content) for line in found] == wanted
+    assert all(content[line.start : line.end].strip() == line.content for line in found)
+    assert all(content[line.offset :].startswith(line.content) for line in found)
+
+
+def test_long_lines_of_one_length_are_read_without_being_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(b"%d%b\n" % (number, b"y" * LONG_LINE) for number in range(5)))
+    read: list[bytes] = []
+    pread = os.pread
+
+    def noted(descriptor: int, length: int, start: int) -> bytes:
+        read.append(pread(descriptor, length, start))
+        return read[-1]
+
+    monkeypatch.setattr(os, "pread", noted)
+
+    found = [line.content for line in iter_lines(path)]
+
+    assert [content for content in read if len(content) > 1] == found[1:]
+    assert all(any(content is each for each in read) for content in found[1:])
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 100_000])
+def test_a_line_in_pieces_is_the_same_line(size: int) -> None:
+    whole = b'["%b"]' % (b"x" * size)
+    record = {"a": Unread(memoryview(whole)), "b": [1, Unread(whole), "\0"], "c": {"d": Unread(b"1.5")}}
+    pieces = to_pieces(record)
+
+    assert b"".join(pieces) == to_line(record)
+    assert sum(piece is whole for piece in pieces) == (size > 4096)
+
+
+@pytest.mark.parametrize("other", [2**70, "\ud800", math.nan, Unread(b'"\0"'), Unread(b"\0")])
+def test_a_line_that_cannot_be_told_in_pieces_is_one(other: Any) -> None:
+    record = {"a": Unread(b'"%b"' % (b"x" * 10_000)), "b": other}
+
+    assert b"".join(to_pieces(record)) == to_line(record)

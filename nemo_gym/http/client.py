@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
@@ -51,6 +51,7 @@ from nemo_gym.keys import (
     MODELS_TYPE,
     OBSERVABILITY_ENABLED_KEY_NAME,
     RESOURCES_TYPE,
+    RESPONSES_CREATE_PARAMS_KEY_NAME,
 )
 from nemo_gym.retry import Tries
 from nemo_gym.rollout_correlation import (
@@ -63,7 +64,7 @@ from nemo_gym.rollout_correlation import (
     rollout_path_prefix,
 )
 from nemo_gym.schemas.server_config import ServerStatus
-from nemo_gym.schemas.wire import IN_PARTS
+from nemo_gym.schemas.wire import IN_PARTS, LONG_TEXT
 
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
@@ -274,6 +275,37 @@ class _Route(NamedTuple):
     """Up to the value of `ATTEMPT_HEADER`, which only its length follows."""
 
 
+class _RepeatedParams:
+    """The long parameters that the repeats of one row have in common, written once for all of them."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._written: bytes | None = None
+
+    def written(self, row: Any) -> Sequence[bytes]:
+        """What `json_bytes` makes of a row, in pieces; none if its parameters are short, or came up for the first time.
+
+        A null, which JSON has nowhere, stands for them meanwhile.
+        """
+        params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME) if type(row) is dict else None
+        if params is None or params is not self._last:
+            self._last, self._written = params, None
+            return ()
+        try:
+            if self._written is None:
+                self._written = orjson.dumps(params)
+            if len(self._written) < LONG_TEXT:
+                return ()
+            around = orjson.dumps({**row, RESPONSES_CREATE_PARAMS_KEY_NAME: _STAND_IN}).split(b"\0")
+        except TypeError:  # it is not for orjson to write
+            self._written = b""
+            return ()
+        return (around[0], self._written, around[1]) if len(around) == 2 else ()
+
+
+_STAND_IN = orjson.Fragment(b"\0")
+
+
 class RolloutSender:
     """POSTs rollouts, each under its own name, to one path of the servers of a run.
 
@@ -284,6 +316,7 @@ class RolloutSender:
         """`headers` say that what follows is JSON, and all else but `ATTEMPT_HEADER`; call it inside a coroutine."""
         self._client, self._path, self._headers = client, path, headers
         self._routes: dict[str, _Route | None] = {}
+        self._repeated = _RepeatedParams()
         self._replicas = client._addresses.replicas
         self._loop = asyncio.get_running_loop()
         self._timeout_s = current_settings(self._loop).http_total_timeout_s
@@ -305,19 +338,23 @@ class RolloutSender:
             named = {**self._headers, ATTEMPT_HEADER: name}
             return await self._client.post(server_name=server_name, url_path=self._path, json=value, headers=named)
         started_s = time.monotonic()
-        body, own = json_bytes(value), name.encode()
-        length = b"%d" % len(body)
+        pieces, own = self._repeated.written(value), name.encode()
+        body = b"" if pieces else json_bytes(value)
+        length = b"%d" % (len(body) or sum(map(len, pieces)))
         headers = [*route.headers, (_ATTEMPT, own), (b"content-length", length)]
         head = b"%b%b%b%b\r\n\r\n" % (route.head, own, _LENGTH, length)
         path = self._path
-        request = LocalRequest("POST", route.url, path, path.encode(), b"", headers, body, None, None, address, head)
+        raw_path = path.encode()
+        request = LocalRequest("POST", route.url, path, raw_path, b"", headers, body, None, None, address, head, pieces)
         try:
             response = await transport_to_addresses(self._loop).exchange(request, self._timeout_s)
         except TRANSPORT_ERRORS as error:
-            return await self._try_again(server_name, body, name, FailedTry(error, started_s))
-        if response.status in REDIRECTS and (redirect := redirect_of(response, self._kwargs(body, name))) is not None:
-            method, url, kwargs = redirect
-            return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
+            return await self._try_again(server_name, body or b"".join(pieces), name, FailedTry(error, started_s))
+        if response.status in REDIRECTS:
+            redirect = redirect_of(response, self._kwargs(body or b"".join(pieces), name))
+            if redirect is not None:
+                method, url, kwargs = redirect
+                return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
         return cast(ClientResponse, response)
 
     def _kwargs(self, body: bytes, name: str) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from nemo_gym.http.errors import (
 )
 from nemo_gym.http.request import json_bytes
 from nemo_gym.schemas.openai_responses import NeMoGymResponse
-from nemo_gym.schemas.wire import LONG_BYTES, TOKEN_FIELDS
+from nemo_gym.schemas.token_lists import fill_in_response, read_around_texts
+from nemo_gym.schemas.wire import LONG_BYTES, LONG_TEXT, TOKEN_FIELDS, ListsBeside
 
 _TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -57,22 +58,27 @@ _ESCAPE = re.compile(
 class JsonObject(dict[str, Any]):
     """An answer of an endpoint, with the bytes it was read from for those who pass it on."""
 
-    def __init__(self, content: Mapping[str, Any], raw: bytes) -> None:
+    def __init__(self, content: Mapping[str, Any], raw: bytes, beside: ListsBeside | None = None) -> None:
+        """`beside` is the same with its long texts beside it, if it was read so."""
         super().__init__(content)
         self.raw = raw
+        self.beside = beside
 
 
-def read_json(body: bytes) -> tuple[Any, bytes]:
-    """What `body` says, and the body to pass on.
+def read_json(body: bytes) -> tuple[Any, bytes, ListsBeside | None]:
+    """What `body` says, the body to pass on, and the same with its long texts beside it, if it was read so.
 
     Raises:
         orjson.JSONDecodeError: it is not JSON.
     """
     try:
-        return orjson.loads(body), body
+        if len(body) < LONG_TEXT:
+            return orjson.loads(body), body, None
+        content, beside = read_around_texts(body)
     except orjson.JSONDecodeError:
         whole = without_half_pairs(body)
-        return orjson.loads(whole), whole
+        return orjson.loads(whole), whole, None
+    return content, body, beside
 
 
 def without_half_pairs(body: bytes) -> bytes:
@@ -91,7 +97,7 @@ def validated_json(answer_type: type[_Answer], body: bytes) -> _Answer:
         return answer_type.model_validate_json(body)
     except ValidationError as error:
         try:
-            content, _ = read_json(body)
+            content, _, _ = read_json(body)
         except ValueError:
             raise error from None
         return answer_type.model_validate(with_whole_calls(content))
@@ -260,8 +266,13 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
 def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
     try:
         # what is long is not parsed a second time
-        if isinstance(answer, JsonObject) and _is_short(answer.raw):
-            return answer_type.model_validate_json(answer.raw)
+        if isinstance(answer, JsonObject):
+            if _is_short(answer.raw):
+                return answer_type.model_validate_json(answer.raw)
+            if answer.beside is not None and _TOKEN_IDS not in answer.beside.envelope:
+                validated = answer_type.model_validate_json(answer.beside.envelope)
+                if isinstance(validated, NeMoGymResponse) and fill_in_response(validated, answer.beside.lists):
+                    return validated
         return answer_type.model_validate(answer)
     except ValidationError:
         mended = with_whole_calls(answer)

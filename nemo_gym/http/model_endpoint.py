@@ -293,17 +293,18 @@ def _asks_model(call: Call) -> bool:
 
 
 class UnreadAnswer:
-    """An answer of an endpoint that nobody has parsed."""
+    """An answer of an endpoint that need not be parsed."""
 
-    __slots__ = ("_response", "raw")
+    __slots__ = ("_content", "_response", "raw")
 
-    def __init__(self, response: Any, raw: bytes) -> None:
+    def __init__(self, response: Any, raw: bytes, content: Any) -> None:
         self._response = response
         self.raw = raw
+        self._content = content
 
     def read(self) -> Any:
         """What `NeMoGymAsyncOpenAI` returns of it; raises what that raises."""
-        return _content_of(self._response, self.raw, None)
+        return _content_of(self._response, self.raw, None) if self._content is None else self._content
 
 
 async def _attempt(
@@ -318,17 +319,18 @@ async def _attempt(
     if not response.ok:
         raise response_error(response, body)
     content = None if unread and turn is None else _content_of(response, body, turn)
-    return UnreadAnswer(response, body) if unread else content
+    return UnreadAnswer(response, body, content) if unread else content
 
 
 def _content_of(response: Any, body: bytes, turn: Turn | None) -> Any:
+    beside = None
     try:
-        content, body = read_json(body)
+        content, body, beside = read_json(body)
     except orjson.JSONDecodeError:
         content = parse_json(body, response)
     if turn is not None:
         turn.answered(content, response.headers)
-    return JsonObject(content, body) if isinstance(content, dict) else content
+    return JsonObject(content, body, beside) if isinstance(content, dict) else content
 
 
 def retry_after_s(headers: Any, now_s: float | None = None) -> float:

@@ -314,6 +314,12 @@ class _LongLines(Sequence[bytes]):
     def __getitem__(self, place: Any) -> Any:
         return self._head + b"%d}\n" % self._indices[place]
 
+    def write_to(self, file: BinaryIO) -> None:
+        """Write them without making any."""
+        for index in self._indices:
+            file.write(self._head)
+            file.write(b"%d}\n" % index)
+
 
 def _lines(row: Row, indices: Sequence[int], *, add_seed: bool) -> Sequence[bytes]:
     if not add_seed and ROLLOUT_INDEX_KEY_NAME not in row:
@@ -406,7 +412,7 @@ def write_rows(rows: Iterable[Repeats], file: BinaryIO, former: FormerRows | Non
     tasks: Counter[str] = Counter()
     for agent, first_rollout_index, lines, begins_task in rows:
         if isinstance(lines, _LongLines):
-            file.writelines(lines)
+            lines.write_to(file)
         else:
             file.write(b"".join(lines))
         rollouts[agent] += len(lines)

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from nemo_gym.errors import GymError
-from nemo_gym.jsonl import newlines_in, to_line
+from nemo_gym.jsonl import newlines_in, to_pieces
 from nemo_gym.paths import make_folder, open_own, sync_folder
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import OutputLock
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 SYNC_AFTER_S = 4.0
 """What was written is brought to the disk after so long; with a second for the disk that makes the 5 promised."""
 _CHUNK_BYTES = 1 << 20
+_MOST_PIECES = 1000
+"""Of a line that is written in one go; the system takes 1024."""
 RESUME_TO_REPAIR = "Go on with +resume_from_cache=true: what is whole stays, the rest is made again"
 
 
@@ -98,7 +100,7 @@ class RolloutStore:
         Raises:
             StoreError: it could not be written; the file is as it was before.
         """
-        line = to_line(stamp(row, result))
+        line = to_pieces(stamp(row, result))
         outcome = outcome_of(result)
         if outcome is not Outcome.DISCARDED:
             self._file_of[outcome].append(line)
@@ -197,12 +199,16 @@ class _AppendFile:
             os.close(self._descriptor)
             raise
 
-    def append(self, line: bytes) -> None:
+    def append(self, line: Sequence[bytes | memoryview]) -> None:
+        """Write a line, given in pieces, at once."""
         self.check_place()
-        rest = memoryview(line)
+        length = sum(map(len, line))
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            written = os.write(self._descriptor, line[0]) if len(line) == 1 else self._write_pieces(line)
+            if written < length:  # the disk is full, or a signal came
+                rest = memoryview(b"".join(line))[written:]
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
             with suppress(OSError):  # then the line is torn, which resuming repairs
                 os.ftruncate(self._descriptor, self._end)
@@ -210,8 +216,13 @@ class _AppendFile:
                 f"cannot write to {self.path}: {error.strerror}; everything finished before is safe. "
                 "Remove the cause and go on with +resume_from_cache=true"
             ) from error
-        self._end += len(line)
+        self._end += length
         self.lines += 1
+
+    def _write_pieces(self, line: Sequence[bytes | memoryview]) -> int:
+        if len(line) > _MOST_PIECES or not hasattr(os, "writev"):
+            return os.write(self._descriptor, b"".join(line))
+        return os.writev(self._descriptor, line)
 
     def check_place(self) -> None:
         """Writing to a file that was removed succeeds, and nobody will ever read it; one that was cut has lost lines.

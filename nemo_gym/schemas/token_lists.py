@@ -11,9 +11,9 @@ it should be (other types, validators that want to see what is long, numbers tha
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel
@@ -28,8 +28,8 @@ from nemo_gym.schemas.wire import (
     REQUIRED_TOKEN_FIELDS,
     ListsBeside,
     RowWithResponse,
+    items_and_parts,
     list_mark,
-    long_texts_in,
     text_mark,
 )
 
@@ -44,6 +44,10 @@ _PARAMS, _RESPONSE = "responses_create_params", "response"
 _CHECKING = ("validators", "field_validators", "root_validators", "model_validators")
 _WITHOUT_NUMBERS = frozenset({*RESPONSES_TO_TRAIN, NeMoGymFunctionCallOutput})
 _set = object.__setattr__
+_NUMBERS = (int, float)
+_BACKSLASH = ord("\\")
+_PRECEDES_TEXT, _FOLLOWS_TEXT = b"{[,: \t\r\n", b"}],: \t\r\n"
+_FILLED = ((_RESPONSE, "output"), (_PARAMS, "input"))
 _WRITING = ("field_serializers", "model_serializers", "computed_fields")
 
 
@@ -104,41 +108,120 @@ def json_of(model: BaseModel, **options: Any) -> tuple[bytes, list[tuple[int, in
         return None
 
 
-def with_lists_beside(response: NeMoGymResponse, row: bytes) -> ListsBeside | None:
+def with_lists_beside(response: NeMoGymResponse, row: bytes | ListsBeside) -> ListsBeside | None:
     """A row, in which something follows, with the JSON of the set fields of a response as its last field.
 
     None when that must be written whole.
     """
     if type(response) is not NeMoGymResponse:
         return None
-    spans = long_texts_in(row) if len(row) >= LONG_TEXT else None
-    if not spans and not has_long_parts(response.output):
+    parts: ListsBeside | None = None
+    if not isinstance(row, bytes):
+        parts = row
+    elif len(row) >= LONG_TEXT:
+        parts = texts_beside(row)
+    if parts is None and not has_long_parts(response.output):
         return None
-    beside: list[Any] = []
-    pieces: list[bytes] = []
-    copied_to = 0
-    for start, end in spans or ():
-        pieces += (row[copied_to:start], b'"%b"' % text_mark(len(beside)).encode())
-        beside.append(_text(row[start + 1 : end - 1]))
-        copied_to = end
+    before, beside = (cast(bytes, row), []) if parts is None else (parts.envelope, parts.lists[:])
     try:
         bare = _changed(response, {"output": _without_long(response.output, beside)})
         if not all(map(_can_be_told, beside)):
             return None
         envelope = bare.__pydantic_serializer__.to_json(bare, exclude_unset=True)
-        document = ListsBeside(b"".join((*pieces, row[copied_to:], b',"response":', envelope, b"}")), beside)
+        document = ListsBeside(b"".join((before, b',"response":', envelope, b"}")), beside)
         document.marks()
     except (ValueError, AttributeError):
         return None
     return document
 
 
-def _text(written: bytes) -> str:
-    """What JSON says between two quotes, of which there are none in between."""
-    if written.isascii() and b"\\" not in written:
-        return written.decode("ascii")
-    text: str = orjson.loads(b'"%b"' % written)
-    return text
+def long_texts_in(body: bytes) -> list[tuple[int, int]] | None:
+    """From where to where the long texts of a JSON document are, quotes included; None if quotes in texts hide them.
+
+    Every so many bytes it is looked for the quotes around, which costs next to nothing: no long text lies in between.
+    """
+    spans: list[tuple[int, int]] = []
+    looked_to = 0
+    for place in range(LONG_TEXT, len(body), LONG_TEXT):
+        if place < looked_to:
+            continue
+        start = body.rfind(b'"', max(looked_to, place - LONG_TEXT), place)
+        end = body.find(b'"', place) if start >= 0 else -1
+        if end - start <= LONG_TEXT:
+            continue
+        before, after = body[start - 1], body[start + 1]
+        if after in _FOLLOWS_TEXT and before not in _PRECEDES_TEXT and before != _BACKSLASH:
+            looked_to = start + 1  # it ends a text, and what is long follows it
+        elif _BACKSLASH in (before, body[end - 1]) or body.find(b'\\"', looked_to, start) >= 0:
+            return None  # whoever writes quotes in texts writes many of them
+        elif after in _FOLLOWS_TEXT and body.count(b'"', looked_to, start) % 2:
+            looked_to = start + 1
+        else:
+            spans.append((start, end + 1))
+            looked_to = end + 1
+    return spans
+
+
+def texts_beside(body: bytes) -> ListsBeside | None:
+    """A JSON document with its long texts beside it, which are copied, not parsed, unless they have escapes.
+
+    What stands between two quotes is such a text if orjson would write it so, too. None: there are none, or they cannot
+    be told apart from the rest, or are not JSON.
+    """
+    spans = long_texts_in(body)
+    if not spans:
+        return None
+    view, copied_to = memoryview(body), 0
+    pieces: list[bytes | memoryview] = []
+    texts: list[Any] = []
+    try:
+        for start, end in spans:
+            if body.find(b"\\", start, end) >= 0:
+                text = orjson.loads(view[start:end])
+            else:
+                text = str(view[start + 1 : end - 1], "utf-8")
+                if len(orjson.dumps(text)) != end - start:
+                    return None
+            pieces += (view[copied_to:start], b'"%b"' % text_mark(len(texts)).encode())
+            texts.append(text)
+            copied_to = end
+    except ValueError:  # it is no UTF-8, or has half a surrogate pair
+        return None
+    return ListsBeside(b"".join((*pieces, view[copied_to:])), texts, body)
+
+
+def read_around_texts(body: bytes) -> tuple[Any, ListsBeside | None]:
+    """What orjson makes of the answer of an endpoint, in less than half the time where most of it is a long text.
+
+    And the same with such texts beside it, if it was read so.
+
+    Raises:
+        orjson.JSONDecodeError: it is not JSON.
+    """
+    beside = texts_beside(body)
+    if beside is None:
+        return orjson.loads(body), None
+    try:
+        content = orjson.loads(beside.envelope)
+    except orjson.JSONDecodeError:
+        return orjson.loads(body), None  # which words it
+    left = {text_mark(number): text for number, text in enumerate(beside.lists)}
+    for holder in _holders_in_answer(content):
+        for key, value in holder.items():
+            if type(value) is str and value in left:
+                holder[key] = left.pop(value)  # of a key that is there: that does not disturb the loop
+        if not left:
+            return content, beside
+    return orjson.loads(body), None
+
+
+def _holders_in_answer(answer: Any) -> Iterator[dict[str, Any]]:
+    """Where the answer of an endpoint has its texts."""
+    if type(answer) is dict:
+        yield from items_and_parts(answer.get("output"))
+        for choice in answer.get("choices") or ():
+            if type(choice) is dict and type(choice.get("message")) is dict:
+                yield choice["message"]
 
 
 def row_with_response(row: bytes, response: BaseModel) -> RowWithResponse | None:
@@ -156,18 +239,19 @@ def row_with_response(row: bytes, response: BaseModel) -> RowWithResponse | None
 
 
 def can_be_filled_in(body_type: Any) -> bool:
-    """Whether a body is read from its envelope: it has a response, and nobody checks that on the way."""
-    if (
-        not isinstance(body_type, type)
-        or not issubclass(body_type, BaseModel)
-        or "response" not in body_type.model_fields
-    ):
+    """Whether a body is read from its envelope: it has a request, and perhaps a response, that nobody checks meanwhile.
+
+    So is one of which nothing is kept.
+    """
+    if not isinstance(body_type, type) or not issubclass(body_type, BaseModel):
         return False
     fields = body_type.model_fields
-    is_plain = _is_plain(fields.get(_RESPONSE), NeMoGymResponse)
-    is_plain = is_plain and _is_plain(fields.get(_PARAMS), NeMoGymResponseCreateParamsNonStreaming)
-    has_hook = body_type.model_post_init is not BaseModel.model_post_init
-    return is_plain and not has_hook and not _decorations(body_type, _CHECKING)
+    if body_type.model_post_init is not BaseModel.model_post_init or _decorations(body_type, _CHECKING):
+        return False
+    if not fields:
+        return body_type is not BaseModel and body_type.model_config.get("extra", "ignore") == "ignore"
+    is_plain = _RESPONSE not in fields or _is_plain(fields[_RESPONSE], NeMoGymResponse)
+    return is_plain and _is_plain(fields.get(_PARAMS), NeMoGymResponseCreateParamsNonStreaming)
 
 
 def _is_plain(field: FieldInfo | None, kind: type[BaseModel]) -> bool:
@@ -175,34 +259,58 @@ def _is_plain(field: FieldInfo | None, kind: type[BaseModel]) -> bool:
 
 
 def fill_in(body: BaseModel, beside: list[Any]) -> bool:
-    """Put what is beside, lists as copies, where the marks are in the response and the input of `body`.
+    """Put what is beside, lists as copies, where the marks are in the response and the input of `body`, if it has any.
 
     False if they do not fit.
     """
     fields = body.__dict__
+    if not fields:
+        return True
+    parts = [(fields[name].__dict__, of_items) for name, of_items in _FILLED if name in fields]
+    return _fill_in(parts, beside)
+
+
+def fill_in_response(response: NeMoGymResponse, beside: list[Any]) -> bool:
+    """The same in a response; nobody knows it yet if that fails."""
+    return _fill_in([(response.__dict__, "output")], beside)
+
+
+def _fill_in(parts: list[tuple[dict[str, Any], str]], beside: list[Any]) -> bool:
     texts = {text_mark(number): number for number, part in enumerate(beside) if type(part) is str}
+    left = len(beside)
+    for fields, of_items in parts:
+        for holder in _holders(fields, of_items):
+            left -= _put_in(holder, beside, texts)
+            if not left:
+                return True
+    return False
+
+
+def _put_in(holder: dict[str, Any], beside: list[Any], texts: dict[str, int]) -> int:
+    """Put what is beside into one part of a body; how much that was."""
     filled = 0
-    for holder in (*_holders(fields[_RESPONSE].__dict__, "output"), *_holders(fields[_PARAMS].__dict__, "input")):
-        for name, value in holder.items():
-            if type(value) is str and value in texts:
-                holder[name] = beside[texts.pop(value)]
-            elif type(value) is list and value and value[0] == MARK and len(value) == 2:
-                holder[name] = beside[int(value[1])][:]
-            else:
-                continue
-            filled += 1
-    return filled == len(beside)
+    for name, value in holder.items():
+        if type(value) is str and value in texts:
+            holder[name] = beside[texts.pop(value)]
+        elif type(value) is list and len(value) == 2 and type(value[0]) in _NUMBERS and value[0] == MARK:
+            holder[name] = beside[int(value[1])][:]
+        else:
+            continue
+        filled += 1
+    return filled
 
 
-def _holders(holder: dict[str, Any], of_items: str) -> list[dict[str, Any]]:
-    """Where a response or its request may have what is long: in itself, its items and the parts of these."""
+def _holders(holder: dict[str, Any], of_items: str) -> Iterator[dict[str, Any]]:
+    """Where a response or its request may have what is long: in its items from the last one on, their parts, itself."""
     items = holder[of_items] if type(holder[of_items]) is list else []
-    found = [holder, *[item.__dict__ for item in items]]
-    for fields in found[1:]:
+    for item in reversed(items):
+        fields = item.__dict__
         for name in PARTS:
             if name in fields and type(fields[name]) is list:
-                found += [part if type(part) is dict else part.__dict__ for part in fields[name]]
-    return found
+                for part in fields[name]:
+                    yield part if type(part) is dict else part.__dict__
+        yield fields
+    yield holder
 
 
 def _without_long(items: Any, beside: list[Any]) -> Any:

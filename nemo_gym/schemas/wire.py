@@ -54,9 +54,6 @@ _IN_LISTS = b"0123456789.,-+eEnul"
 _HOLDERS = (("response", "output"), ("responses_create_params", "input"))
 PARTS = ("content", "output", "summary")
 """The fields of items that may be lists of parts."""
-_BACKSLASH = ord("\\")
-_QUOTES_AT_LEAST, _BYTES_PER_QUOTE = 256, 2048
-"""Strings of a document that are looked at before it is given up to find the long ones."""
 
 
 def shallow_copy(model: _Model) -> _Model:
@@ -214,6 +211,8 @@ class ListsBeside(NamedTuple):
 
     envelope: bytes
     lists: list[Any]
+    body: bytes | None = None
+    """The document itself, if it is what the parts were taken from."""
 
     def marks(self) -> list[tuple[int, int, int]]:
         """From where to where each mark is in the envelope, and its number.
@@ -228,7 +227,7 @@ class ListsBeside(NamedTuple):
 
     def whole(self) -> bytes:
         """The document; raises as `written`."""
-        return self.written()[0]
+        return self.written()[0] if self.body is None else self.body
 
     def written(self) -> tuple[bytes, list[tuple[int, int]]]:
         """The document, and from where to where what is long is in it.
@@ -293,45 +292,25 @@ def long_parts_header(spans: list[tuple[int, int]]) -> list[tuple[bytes, bytes]]
     return [(LONG_PARTS, b",".join([b"%d-%d" % span for span in spans]))]
 
 
-def long_texts_in(body: bytes) -> list[tuple[int, int]] | None:
-    """From where to where the long texts of a JSON document are, quotes included; None if it has too many short ones.
-
-    From quote to quote, which costs next to nothing where most of a document is an image or two.
-    """
-    spans: list[tuple[int, int]] = []
-    find, end = body.find, -1
-    for _ in range(_QUOTES_AT_LEAST + len(body) // _BYTES_PER_QUOTE):
-        start = find(b'"', end + 1)
-        if start < 0:
-            return spans
-        end = find(b'"', start + 1)
-        if end < 0 or body[end - 1] == _BACKSLASH:  # whoever writes quotes in texts writes many of them
-            return None
-        if end - start > LONG_TEXT:
-            spans.append((start, end + 1))
-    return None
-
-
 def with_parts_unread(body: bytes, header: bytes) -> Any:
     """What `body`, written by us, says, with its long lists and texts, which the header tells of, as they are written.
 
     None when they are not where they belong: then all of it is to be read.
     """
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     long: list[Unread] = []
-    copied_to = 0
+    view, copied_to = memoryview(body), 0
     try:
         for span in header.split(b",") if header else ():
             start, end = map(int, span.split(b"-"))
-            written = body[start:end]
-            ends = written[:1] + written[-1:]
-            if start <= copied_to or ends not in (b'""', b"[]") or b"\n" in written:
+            ends = body[start : start + 1] + body[end - 1 : end]
+            if not copied_to < start < end - 1 or ends not in (b'""', b"[]") or body.find(b"\n", start, end) >= 0:
                 return None
             mark = b'"%b%d"' if ends == b'""' else b'["%b%d"]'
-            pieces += (body[copied_to:start], mark % (_TEXT_MARK.encode(), len(long)))
-            long.append(Unread(written))
+            pieces += (view[copied_to:start], mark % (_TEXT_MARK.encode(), len(long)))
+            long.append(Unread(view[start:end]))
             copied_to = end
-        record = orjson.loads(b"".join((*pieces, body[copied_to:])) if long else body)
+        record = orjson.loads(b"".join((*pieces, view[copied_to:])) if long else body)
     except ValueError:  # also what orjson raises
         return None
     if not long:
@@ -344,24 +323,30 @@ def with_parts_unread(body: bytes, header: bytes) -> Any:
             mark = value[0] if type(value) is list and len(value) == 1 else value
             if type(mark) is str and mark in left:
                 holder[key] = left.pop(mark)  # of a key that is there: that does not disturb the loop
-    return None if left else record
+        if not left:
+            return record
+    return None
 
 
-def _holders(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a record may have long lists and texts: in its request, its items and the parts of these."""
-    found: list[dict[str, Any]] = []
+def _holders(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Where a record may have long lists and texts: in the items of its request, the parts of these, and itself."""
     for name, of_items in _HOLDERS:
         holder = record.get(name)
-        if type(holder) is not dict or of_items not in holder:
-            continue
-        items = holder[of_items] if type(holder[of_items]) is list else []
-        dicts = [item for item in items if type(item) is dict]
-        found += [holder, *dicts]
-        for item in dicts:
+        if type(holder) is dict and of_items in holder:
+            yield from items_and_parts(holder[of_items])
+            yield holder
+
+
+def items_and_parts(items: Any) -> Iterator[dict[str, Any]]:
+    """The items from the last one on, each after its parts: most that is long is in the last thing said."""
+    for item in reversed(items) if type(items) is list else ():
+        if type(item) is dict:
             for each in PARTS:
                 if each in item and type(item[each]) is list:
-                    found += [part for part in item[each] if type(part) is dict]
-    return found
+                    for part in item[each]:
+                        if type(part) is dict:
+                            yield part
+            yield item
 
 
 def with_lists_unread(body: bytes) -> Any:

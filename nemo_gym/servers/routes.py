@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.schemas.run_requests import BaseRunRequest, BaseVerifyRequest, RowFault, faults_in, forget, with_row
-from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of
+from nemo_gym.schemas.token_lists import can_be_filled_in, fill_in, json_of, texts_beside
 from nemo_gym.schemas.wire import (
     ACCOUNT_BYTES,
     IN_PARTS,
@@ -62,6 +62,7 @@ _SOME_RESPONSE = {
 Handler = Callable[..., Any]
 logger = logging.getLogger(__name__)
 
+_IN_PARTS = "nemo_gym_body_in_parts"
 _IS_JSON = (b"content-type", b"application/json")
 _OK = int(HTTPStatus.OK)
 _WHOLE = (Answer, Response)
@@ -173,19 +174,21 @@ class DirectCall:
     async def answer(self, scope: Scope, body: bytes, receive: Receive, content: Any = None) -> Answer | Response:
         """What the endpoint says to `body`, or to `content`; a response of its own making is returned as it is."""
         arguments: dict[str, Any] = {}
-        may_be_long = len(body) >= LONG_BYTES
+        may_be_long = type(content) is ListsBeside or len(body) >= LONG_BYTES
         if type(content) in IN_PARTS:
-            may_be_long |= type(content) is ListsBeside
-            body, content = content.whole() if self._request_name else b"", self._filled_in(content)
+            body = content.whole() if self._request_name else b""
+        elif may_be_long and content is None and ListsBeside in self._taken_over:
+            content = texts_beside(body)
         if self._request_name:
-            arguments[self._request_name] = _request_with(body, scope, receive)
+            arguments[self._request_name] = _request_with(body, scope, receive, content)
         if self._body_name:
             if self._takes_unread:
                 content = Unread(body, self._validated)
             try:
-                arguments[self._body_name] = self._validated(body) if content is None else content
+                arguments[self._body_name] = self._validated(body) if content is None else self._taken(content)
             except RequestValidationError:
-                other = None if self.otherwise is None else await self.otherwise(_request_with(body, scope, receive))
+                whole = content.whole() if type(content) in IN_PARTS else body
+                other = None if self.otherwise is None else await self.otherwise(_request_with(whole, scope, receive))
                 if other is None:
                     raise
                 return other
@@ -207,10 +210,13 @@ class DirectCall:
             found = [{"type": "value_error", "loc": ("body",), "msg": f"{type(error).__name__}: {error}"}]
         raise RequestValidationError(found)
 
+    def _taken(self, content: Any) -> Any:
+        return self._filled_in(content) if type(content) in IN_PARTS else content
+
     def _filled_in(self, content: ListsBeside | RowWithResponse) -> Any:
         try:
-            read = self._validated(content.envelope)
-        except RequestValidationError:
+            read = self._body_type.validator.validate_json(content.envelope)
+        except Exception:  # noqa: BLE001 - a validator may raise anything
             return self._validated(content.whole())  # which words it
         if isinstance(content, RowWithResponse):
             read.__dict__["response"] = content.response
@@ -242,9 +248,17 @@ class DirectCall:
         return Answer(response.status_code or self._status, headers, body, result)
 
 
-def _request_with(body: bytes, scope: Scope, receive: Receive) -> Request:
+async def body_as_it_came(request: Request) -> bytes | ListsBeside:
+    """The body of a request, to be passed on: with long texts beside it if it was read so."""
+    beside: ListsBeside | None = getattr(request, _IN_PARTS, None)
+    return await request.body() if beside is None else beside
+
+
+def _request_with(body: bytes, scope: Scope, receive: Receive, content: Any = None) -> Request:
     request = Request(scope, receive)
     request._body = body  # what `await request.body()` keeps, had it read the stream itself
+    if type(content) is ListsBeside:
+        setattr(request, _IN_PARTS, content)
     return request
 
 

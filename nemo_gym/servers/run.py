@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -23,17 +23,10 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-try:
-    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-except ImportError:  # without httptools, or in a version that is not known, uvicorn has a way of its own
-    HttpToolsProtocol = RequestResponseCycle = STATUS_LINE = None  # type: ignore[assignment, misc]
-
 from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.settings import replaceable
-from nemo_gym.http.transports.memory import Answer
-from nemo_gym.http.transports.response import RawHeaders
 from nemo_gym.keys import (
     DRY_RUN_KEY_NAME,
     NUM_WORKERS_ENV_VAR_NAME,
@@ -45,8 +38,9 @@ from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers, req
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import one_server_class
+from nemo_gym.servers.connections import http_protocol
 from nemo_gym.servers.direct import DirectLane
-from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
+from nemo_gym.servers.middleware import DisconnectMiddleware
 from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
@@ -58,29 +52,6 @@ IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME = "IS_NEMO_GYM_FASTAPI_WORKER"
 IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 WORKER_FILE = "NEMO_GYM_FASTAPI_ENTRYPOINT_FILE"
 NEMO_GYM_FASTAPI_NUM_WORKERS = NUM_WORKERS_ENV_VAR_NAME
-_COPIED_UP_TO_BYTES = 64 * 1024
-_AT_ONCE_BYTES = 4_000_000
-_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
-_OF_PROTOCOL = frozenset({"cycle", "flow", "parser", "pipeline", "scope", "transport"})
-_OF_CYCLE = frozenset(
-    [
-        "access_log",
-        "chunked_encoding",
-        "default_headers",
-        "disconnected",
-        "keep_alive",
-        "message_event",
-        "on_response",
-        "response_complete",
-        "response_started",
-        "scope",
-        "transport",
-        "waiting_for_100_continue",
-    ]
-)
-"""What `HttpProtocol` reads and sets in objects of uvicorn's that are none of its interface."""
-
-logger = logging.getLogger(__name__)
 
 
 def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
@@ -146,184 +117,12 @@ def uvicorn_settings() -> dict[str, Any]:
         "timeout_keep_alive": 300,  # far longer than our clients keep a connection (15 s), however far they lag behind
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
-        "http": _http(),
+        "http": http_protocol(),
         "ws": "none",
         "proxy_headers": False,
         "server_header": False,
         "date_header": False,
     }
-
-
-def _http() -> Any:
-    """Our own way to speak HTTP where uvicorn is made as we know it (0.38 to 0.54), else uvicorn's."""
-    if HttpToolsProtocol is None:
-        missing = ["uvicorn.protocols.http.httptools_impl"]
-    else:
-        missing = sorted(
-            {*(_OF_PROTOCOL - _set_by(HttpToolsProtocol)), *(_OF_CYCLE - _set_by(RequestResponseCycle))}
-            | {name for name in ("connection_lost", "on_headers_complete") if not hasattr(HttpToolsProtocol, name)}
-        )
-    if not missing:
-        return HttpProtocol
-    logger.warning(
-        "uvicorn %s lacks what whole answers are sent with (%s): it sends them in its own way, which takes more CPU",
-        uvicorn.__version__,
-        ", ".join(missing),
-    )
-    return "auto"
-
-
-def _set_by(made: type) -> frozenset[str]:
-    """The attributes that the constructor of a class sets."""
-    return frozenset(made.__init__.__code__.co_names)  # type: ignore[misc]
-
-
-class _HeadWithBody:
-    """The connection as the answer to one request sees it: its head waits for the body, and goes out together with it.
-
-    That is one write instead of two for nearly every answer. Where no length is announced, the head goes first.
-    """
-
-    __slots__ = ("_cycle", "_head", "_transport")
-
-    def __init__(self, cycle: "RequestResponseCycle", transport: asyncio.Transport) -> None:
-        self._cycle = cycle
-        self._transport = transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Keep the head; send it with whatever follows, and be out of the way from then on."""
-        cycle = self._cycle
-        if not self._head and cycle.response_started:
-            if cycle.chunked_encoding is False and cycle.scope["method"] != "HEAD":
-                self._head = data
-                return
-            cycle.transport = self._transport
-        elif self._head:
-            self._flush(data)
-            return
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """Send what there is, and close."""
-        if self._head:
-            self._flush(b"")
-        self._transport.close()
-
-    def _flush(self, data: bytes) -> None:
-        self._cycle.transport = self._transport
-        head, self._head = self._head, b""
-        _write(self._transport, head, data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-def _write(transport: asyncio.Transport, head: bytes, body: bytes) -> None:
-    if len(body) < _COPIED_UP_TO_BYTES:
-        transport.write(head + body)
-    else:
-        transport.writelines((head, body))
-
-
-if HttpToolsProtocol is not None:
-
-    class HttpProtocol(HttpToolsProtocol):
-        """Uvicorn's HTTP, with one write per answer; to servers, the `Caller` of what comes over a connection."""
-
-        when_gone: Callable[[], object] | None = None
-        _idle_since_s: float | None = None
-
-        def _unset_keepalive_if_required(self) -> None:
-            self._idle_since_s = None  # the timer goes on: to stop and start one takes longer than the rest of this
-
-        def on_response_complete(self) -> None:
-            """Uvicorn: an answer is out; a connection on which nothing follows for too long is closed."""
-            if self.pipeline or self.transport.is_closing():
-                super().on_response_complete()
-                return
-            self.server_state.total_requests += 1
-            self.flow.resume_reading()
-            self._idle_since_s = self.loop.time()
-            if self.timeout_keep_alive_task is None:
-                self._look_again_in(self.timeout_keep_alive)
-
-        def timeout_keep_alive_handler(self) -> None:
-            """Uvicorn: the timer of the connection has ended."""
-            self.timeout_keep_alive_task = None
-            if self._idle_since_s is None:
-                self._look_again_in(self.timeout_keep_alive)
-                return
-            idle_s = self.loop.time() - self._idle_since_s
-            if idle_s < self.timeout_keep_alive:
-                self._look_again_in(self.timeout_keep_alive - idle_s)
-            else:
-                super().timeout_keep_alive_handler()
-
-        def _look_again_in(self, wait_s: float) -> None:
-            self.timeout_keep_alive_task = self.loop.call_later(wait_s, self.timeout_keep_alive_handler)
-
-        def on_headers_complete(self) -> None:
-            """Parser: there is a request, whose task does not run before this has returned."""
-            super().on_headers_complete()
-            cycle = self.cycle
-            if cycle is not None and cycle.scope is self.scope:
-                scope: Any = self.scope
-                scope[CALLER] = self
-                if not self.parser.should_keep_alive():  # uvicorn up to 0.52 finds that out when it sends the answer
-                    cycle.keep_alive = False
-                cycle.transport = cast(asyncio.Transport, _HeadWithBody(cycle, self.transport))
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Asyncio: the connection is gone; whoever works for its caller is told."""
-            super().connection_lost(exc)
-            if self.timeout_keep_alive_task is not None:
-                self.timeout_keep_alive_task.cancel()
-                self.timeout_keep_alive_task = None
-            if self.when_gone is not None and self.cycle.disconnected:
-                self.when_gone()
-
-        def whole_body(self, scope: Any) -> bytes | None:
-            """The body of a request, if all of it has come and nobody has read any: what `receive` would say first."""
-            cycle = self.cycle
-            if cycle.scope is not scope or cycle.more_body or cycle.disconnected or cycle.response_complete:
-                return None
-            if cycle.waiting_for_100_continue or not cycle.message_event.is_set():
-                return None
-            self.flow.resume_reading()
-            cycle.message_event.clear()
-            body, cycle.body = bytes(cycle.body), bytearray()
-            return body
-
-        def take(self, answer: Answer) -> bool:
-            """Send a whole answer as uvicorn would, without looking at every part of it."""
-            cycle = self.cycle
-            status, headers, body, _ = answer
-            is_usual = cycle.keep_alive and not (cycle.response_started or cycle.disconnected or cycle.access_log)
-            if not is_usual or self.pipeline or self.flow.write_paused or cycle.scope["method"] != "POST":
-                return False
-            head = _head(status, headers, len(body))
-            if head is None or cycle.default_headers:
-                return False
-            cycle.transport = self.transport
-            cycle.response_started = cycle.response_complete = True
-            cycle.waiting_for_100_continue = cycle.chunked_encoding = False
-            _write(self.transport, head, body)
-            cycle.message_event.set()
-            cycle.on_response()
-            return True
-
-
-def _head(status: int, headers: RawHeaders, length: int) -> bytes | None:
-    """The head of a whole answer, if it is one of ours; others are for uvicorn to judge."""
-    if status not in STATUS_LINE or headers[0] != (b"content-length", b"%d" % length) or length > _AT_ONCE_BYTES:
-        return None
-    lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"]
-    for name, _ in headers[1:]:
-        if name in _FRAMING or not name.islower():
-            return None
-    head = b"".join(lines)
-    return head if head.count(b"\n") == head.count(b"\r") == len(lines) and b"\0" not in head else None
 
 
 def _run_workers(server_class: "type[SimpleServer]", config: BaseRunServerInstanceConfig) -> None:

@@ -19,6 +19,7 @@ from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, Ba
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import (
+    ListsBeside,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
     NeMoGymResponseFunctionToolCall,
@@ -32,6 +33,7 @@ from nemo_gym.server_utils import (
     WANTS_PARTIAL,
     ClientResponse,
     ServerResponseError,
+    body_as_it_came,
     json_answer,
     json_bytes,
     keep_partial,
@@ -123,7 +125,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return self._run_route if type(self).run is SimpleAgent.run else super().run_handler()
 
     async def _run_route(self, request: Request, body: SimpleAgentRunRequest) -> Any:
-        result = await self._rollout(request, body, await request.body())
+        row = await (body_as_it_came(request) if self._takes_rows_in_parts else request.body())
+        result = await self._rollout(request, body, row)
         if not isinstance(result, Verdict):
             return result
         if not result.is_scored():
@@ -138,7 +141,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
 
     async def _rollout(
-        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None = None
+        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | ListsBeside | None = None
     ) -> SimpleAgentVerifyResponse | Verdict:
         """One rollout of a row, told in full if the run observes its rollouts; see `_scored_rollout`."""
         if not self._is_observed or (rollout_id := current_rollout_id()) is None:
@@ -160,7 +163,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return self._model_call_capture_enabled()
 
     async def _scored_rollout(
-        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None
+        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | ListsBeside | None
     ) -> SimpleAgentVerifyResponse | Verdict:
         """One rollout of a row: the environment's verdict, or ours if it was not asked.
 
@@ -187,10 +190,14 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             keep_partial(error, response, "verify" if self._passes_rows_on() else None)
             raise
 
+    @cached_property
+    def _takes_rows_in_parts(self) -> bool:
+        return self._passes_rows_on()
+
     @classmethod
     def _passes_rows_on(cls) -> bool:
         """As long as a subclass leaves both ways to the environment as they are."""
-        ways = ("run", "_rollout", "_verify")
+        ways = ("run", "_rollout", "_scored_rollout", "_verify")
         return all(getattr(cls, way) is getattr(SimpleAgent, way) for way in ways)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
@@ -339,7 +346,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         is_named = self._is_observed or self._keeps_token_ids
         return (self._prefix(current_rollout_id()) if is_named else "") + _RESPONSES_PATH
 
-    async def _verify(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
+    async def _verify(self, row: bytes | ListsBeside, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
         can_hand_over = _holds_the_conversation(type(self)) and makes_its_calls(self.server_client)
         asked = with_response(row, response, to_hand_over=can_hand_over)
         answer = await self._post_to_environment("/verify", cookies, data=asked, headers=_VERIFY_HEADERS)

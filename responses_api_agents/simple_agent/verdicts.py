@@ -12,15 +12,25 @@ from nemo_gym.server_utils import json_bytes
 
 
 def with_response(
-    row: bytes, response: NeMoGymResponse, *, to_hand_over: bool = False
+    row: bytes | ListsBeside, response: NeMoGymResponse, *, to_hand_over: bool = False
 ) -> bytes | ListsBeside | RowWithResponse:
     """The body of `/verify`: a row, which is never empty, with `response` as its last and so decisive field.
 
     `to_hand_over` says that the response itself is offered to an environment in this process.
     """
-    before = row.rstrip()[:-1]
+    if isinstance(row, ListsBeside):
+        beside = with_lists_beside(response, row._replace(envelope=_begun(row.envelope)))
+        if beside is not None:
+            return beside
+        row = row.whole()
+    before = _begun(row)
     in_parts = with_lists_beside(response, before) or (row_with_response(before, response) if to_hand_over else None)
     return in_parts or b"".join((before, b',"response":', json_bytes(response), b"}"))
+
+
+def _begun(row: bytes) -> bytes:
+    """A row, in which something follows."""
+    return row.rstrip()[:-1]
 
 
 class Verdict(NamedTuple):

@@ -42,8 +42,8 @@ def test_half_of_a_pair_becomes_a_replacement_and_nothing_else_changes(body: byt
 def test_whole_json_is_passed_on_as_it_came() -> None:
     body = b' {"a": 1} '
 
-    assert read_json(body) == ({"a": 1}, body)
-    assert read_json(rb'{"a": "\ud800"}') == ({"a": "\ufffd"}, rb'{"a": "\ufffd"}')
+    assert read_json(body) == ({"a": 1}, body, None)
+    assert read_json(rb'{"a": "\ud800"}') == ({"a": "\ufffd"}, rb'{"a": "\ufffd"}', None)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"a": ', rb'{"a": "\ud800"', rb'"\ud8"'])

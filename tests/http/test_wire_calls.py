@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import aiohttp
+import orjson
 import pytest
 from omegaconf import OmegaConf
 from yarl import URL
@@ -371,6 +372,34 @@ def test_a_rollout_is_sent_with_the_very_bytes_of_any_other_call(run: Run, confi
 
     assert plainly.endswith('{"ü":[1]}'.encode())
     assert quickly == [plainly, plainly]
+
+
+def test_repeats_of_a_long_row_are_sent_with_the_bytes_of_the_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    dumps = orjson.dumps
+
+    def noted(value: Any, *args: Any, **options: Any) -> bytes:
+        written.append(len(dumps(value, *args, **options)))
+        return dumps(value, *args, **options)
+
+    async def work() -> list[bytes]:
+        async with peer_on(echo) as peer:
+            _, sender = sender_to(peer.port)
+            asked: list[bytes] = []
+            for text in ("x" * 100_000, "y" * 100_000, 'z"\0\n'):
+                row = {"a": 1, "responses_create_params": {"input": text}, "b": {"c": text[:3]}}
+                for index in range(4):
+                    monkeypatch.setattr(orjson, "dumps", noted)
+                    answer = await sender.post("tools", {**row, "index": index}, "run/3/1")
+                    monkeypatch.setattr(orjson, "dumps", dumps)
+                    said = await answer.read()
+                    assert said.endswith(b"\r\n\r\n" + dumps({**row, "index": index}))
+                    assert b"content-length: %d\r\n" % len(dumps({**row, "index": index})) in said.lower()
+                    asked.append(said)
+            return asked
+
+    assert len(run(work())) == 12
+    assert sum(size > 50_000 for size in written) == 4  # the first of each row, and their parameters for the others
 
 
 def test_a_rollout_that_reached_nobody_is_sent_again(run: Run, free_port: int, configure: Configure) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.errors import ConfigError
+from nemo_gym.jsonl import Unread
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.record import Outcome
 from nemo_gym.runs.store import FileChangedError, RolloutStore, StoreError, archive_previous
@@ -181,6 +182,32 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_no_trace(tmp_path: Path) ->
     assert "+resume_from_cache=true" in done.stderr
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["_ng_task_index"] for line in lines] == [0, 1]
+
+
+@pytest.mark.parametrize("at_once", [1_000_000, 70_000, 1])
+def test_a_long_line_is_written_whole_also_by_a_system_that_takes_less_at_once(
+    paths: RolloutPaths, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    written: list[int] = []
+    writev = os.writev
+
+    def some(descriptor: int, pieces: list[bytes]) -> int:
+        written.append(len(pieces))
+        return writev(descriptor, [b"".join(pieces)[:at_once]])
+
+    monkeypatch.setattr(os, "writev", some)
+    long = Unread(memoryview(b'"%b"' % (b"x" * 100_000)))
+    with RolloutStore(paths) as store:
+        for task in range(2):
+            store.append(_row(task), {"text": long, "others": [long]})
+    store.verify()
+
+    lines = [json.loads(line) for line in paths.rollouts.read_text().splitlines()]
+    assert [(line["_ng_task_index"], line["text"] == line["others"][0] == "x" * 100_000) for line in lines] == [
+        (0, True),
+        (1, True),
+    ]
+    assert written == [5, 5]
 
 
 def test_an_earlier_run_is_moved_as_a_whole(paths: RolloutPaths, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,20 +7,20 @@ from typing import Any
 
 import orjson
 import pytest
-from fastapi import FastAPI, Request
-from pydantic import BaseModel, computed_field, field_validator
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, computed_field, field_validator
 
-from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse
+from nemo_gym.base_resources_server import BaseRunRequest, BaseSeedSessionRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.jsonl import Unread, to_line
 from nemo_gym.openai_utils import NeMoGymResponse
-from nemo_gym.schemas.token_lists import LONG, can_be_filled_in, json_of, with_lists_beside
+from nemo_gym.schemas.run_requests import all_fields
+from nemo_gym.schemas.token_lists import LONG, can_be_filled_in, json_of, long_texts_in, with_lists_beside
 from nemo_gym.schemas.wire import (
     LONG_TEXT,
     MARK,
     ListsBeside,
     RowWithResponse,
     long_parts_header,
-    long_texts_in,
     with_lists_read,
     with_lists_unread,
     with_parts_unread,
@@ -93,6 +93,10 @@ class Counting(BaseVerifyResponse):
 def test_a_type_that_looks_at_the_lists_while_it_is_written_sees_them() -> None:
     verdict = Counting(responses_create_params={"input": "hi"}, response=response_with(numbers(LONG)), reward=1)
     assert orjson.loads(to_json(verdict))["tokens"] == LONG
+
+
+class Open(BaseRunRequest):
+    model_config = ConfigDict(extra="allow")
 
 
 class Strict(BaseVerifyRequest):
@@ -200,6 +204,58 @@ def test_log_probs_that_may_be_no_numbers_are_read_from_json() -> None:
     assert isinstance(with_response(ROW, response_with(numbers(3)), to_hand_over=True), bytes)
 
 
+class Seed(BaseSeedSessionRequest):
+    pass
+
+
+class KeepingSeed(BaseSeedSessionRequest):
+    model_config = ConfigDict(extra="allow")
+
+
+class NamingSeed(BaseSeedSessionRequest):
+    task: str
+
+
+def test_a_row_with_an_image_is_read_around_it_wherever_it_comes() -> None:
+    seen: list[Any] = []
+
+    async def take(request: Request, body: Any) -> dict[str, Any]:
+        seen.append((body, await routes.body_as_it_came(request)))
+        return {}
+
+    row = orjson.dumps(payloads.row_with(payloads.image_of(100_000)))
+    elsewhere = orjson.dumps({**payloads.row_with(None), "note": "x" * 100_000})
+    for kind in (BaseRunRequest, Open, Seed, KeepingSeed):
+        take.__annotations__["body"] = kind
+        for body in (row, elsewhere):
+            asyncio.run(call_of(take).answer({"type": "http", "headers": []}, body, never))
+            read, came = seen.pop()
+            whole = kind.model_validate_json(body)
+            assert read == whole
+            assert all_fields(read) == all_fields(whole)
+            assert came == body if kind is KeepingSeed else came.whole() == body
+    assert can_be_filled_in(Seed)
+    assert not can_be_filled_in(KeepingSeed)
+    assert not can_be_filled_in(NamingSeed)
+
+
+def test_a_handler_that_may_not_read_a_row_is_asked_otherwise_with_all_of_it() -> None:
+    asked: list[bytes] = []
+
+    async def take(body: BaseRunRequest) -> dict[str, Any]:
+        return {}
+
+    async def otherwise(request: Request) -> Response:
+        asked.append(await request.body())
+        return Response(b"other")
+
+    call, body = call_of(take), orjson.dumps({"wrong": "x" * 100_000})
+    call.otherwise = otherwise
+    answer: Any = asyncio.run(call.answer({"type": "http", "headers": []}, body, never))
+    assert answer.body == b"other"
+    assert asked == [body]
+
+
 def test_what_is_wrong_with_a_row_is_said_in_the_same_words() -> None:
     async def verify(body: Ours) -> dict[str, Any]:
         return {}
@@ -221,7 +277,7 @@ def test_rollouts_with_and_without_the_short_way_are_the_same(tmp_path: Any, mon
     from tests.contract.test_payload_cost import one_rollout, played
 
     async def work(lane: Any, row: bytes) -> bytes:
-        return await one_rollout(lane, row)
+        return b"".join(await one_rollout(lane, row))
 
     answer = payloads.with_tokens(2 * LONG)
     short = played(tmp_path, answer, work)

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -15,8 +16,10 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
 from nemo_gym.http.transports.memory import Answer
+from nemo_gym.runs.record import without_garbage_collection
+from nemo_gym.servers.connections import HttpProtocol
 from nemo_gym.servers.middleware import CALLER, DisconnectMiddleware
-from nemo_gym.servers.run import HttpProtocol, uvicorn_settings
+from nemo_gym.servers.run import uvicorn_settings
 
 DEADLINE_S = 20.0
 WENT_ON = threading.Event()
@@ -168,10 +171,11 @@ def test_a_uvicorn_that_is_made_otherwise_sends_answers_in_its_own_way(
         def __init__(self) -> None:
             self.transport = None
 
-    monkeypatch.setattr("nemo_gym.servers.run.RequestResponseCycle", OtherCycle)
+    monkeypatch.setattr("nemo_gym.servers.connections.RequestResponseCycle", OtherCycle)
     http = uvicorn_settings()["http"]
     assert (
-        f"uvicorn {uvicorn.__version__} lacks what whole answers are sent with (access_log, chunked_enc" in caplog.text
+        f"uvicorn {uvicorn.__version__} lacks what whole answers are sent with (access_log, body, chunked_enc"
+        in caplog.text
     )
     with serving(DisconnectMiddleware(app(), frozenset()), http) as port, line_to(port) as line:
         line.sendall(asking("/whole"))
@@ -244,3 +248,95 @@ def test_a_body_is_there_at_once_only_if_all_of_it_has_come(pieces: int) -> None
         assert received(line, b"hello").endswith(b"hello")
 
     assert found == [("at once" if pieces == 1 else "received", body)]
+
+
+LONG = bytes(range(256)) * 8_000
+
+
+class Asked:
+    """An ASGI app that notes what it receives, and in how many messages, and answers with that."""
+
+    def __init__(self, *, reads: bool = True) -> None:
+        self.received: list[Any] = []
+        self.reads = reads
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        body, more = b"", self.reads
+        while more:
+            self.received.append(await receive())
+            body += self.received[-1].get("body", b"")
+            more = self.received[-1].get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+        await send({"type": "http.response.body", "body": b"%07d" % len(body)})
+
+
+def posting(body: bytes, *headers: str) -> bytes:
+    """A request with a body."""
+    lines = ["POST / HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_long_body_comes_in_one_piece_and_what_follows_is_the_next_request(loop: str) -> None:
+    asked = Asked()
+    with serving(asked, loop=loop) as port, line_to(port) as line:
+        for _ in range(3):
+            line.sendall(posting(LONG))
+            assert received(line, b"2048000").startswith(b"HTTP/1.1 200 OK\r\n")
+        line.sendall(posting(LONG) + posting(b"short") + posting(LONG) + posting(b"end"))
+        assert received(line, b"0000003", 4).count(b"HTTP/1.1 200 OK") == 4
+
+    bodies = [message["body"] for message in asked.received]
+    assert b"".join(bodies) == LONG * 4 + b"short" + LONG + b"end"
+    assert [len(body) for body in bodies[:3]] == [len(LONG)] * 3
+    assert all(type(body) is bytes for body in bodies)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_caller_who_goes_before_his_long_body_is_there_has_gone(loop: str) -> None:
+    asked = Asked()
+    with serving(asked, loop=loop) as port:
+        with line_to(port) as line:
+            line.sendall(posting(LONG)[:-1])
+            time.sleep(0.2)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not asked.received and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+    assert asked.received == [{"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_nothing_of_a_long_body_is_kept_with_its_connection(loop: str) -> None:
+    asked = Asked()
+    with serving(asked, loop=loop) as port, line_to(port) as line, without_garbage_collection():
+        tracemalloc.start()
+        try:
+            for _ in range(3):
+                line.sendall(posting(LONG))
+                received(line, b"2048000")
+                asked.received.clear()
+            deadline_s = time.monotonic() + DEADLINE_S
+            while tracemalloc.get_traced_memory()[0] >= len(LONG) // 2:  # the server may be at it still
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+        finally:
+            tracemalloc.stop()
+
+
+def test_of_a_long_body_that_nobody_asks_for_little_is_read() -> None:
+    asked = Asked(reads=False)
+    with serving(asked) as port, line_to(port) as line:
+        line.sendall(posting(LONG))
+
+        assert received(line, b"0000000").startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_long_body_in_chunks_is_for_the_parser() -> None:
+    asked = Asked()
+    with serving(asked) as port, line_to(port) as line:
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(LONG), LONG) for _ in range(2)) + b"0\r\n\r\n"
+        line.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+
+        assert received(line, b"4096000").startswith(b"HTTP/1.1 200 OK\r\n")

@@ -12,7 +12,7 @@ aiohttp as it is: a server that lives here listens on its port as well.
 import asyncio
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http.cookies import Morsel, SimpleCookie
 from importlib import import_module
@@ -86,6 +86,8 @@ class LocalRequest(NamedTuple):
     """Where its server listens; None: nowhere."""
     head: bytes | None = None
     """All that goes over the wire before the body, where somebody knows it; it says the same as the fields above."""
+    pieces: Sequence[bytes] = ()
+    """The body in pieces, where it is long and they are used again; `body` is empty then."""
 
 
 _as_request = tuple.__new__
@@ -288,11 +290,11 @@ def local_request(
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
-    return _as_request(LocalRequest, (method, *target, headers, body, timeout, None, address, head))
+    return _as_request(LocalRequest, (method, *target, headers, body, timeout, None, address, head, ()))
 
 
-def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
-    """Head and body as they go out.
+def message_of(request: LocalRequest) -> Sequence[bytes]:
+    """Head and body as they go out, in pieces.
 
     Raises:
         ValueError: the method or a header holds what would end its line.
@@ -302,7 +304,7 @@ def message_of(request: LocalRequest) -> tuple[bytes, bytes]:
     head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode("ascii"), target, b"".join(lines))
     if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2 or b"\0" in head or " " in request.method:
         raise ValueError(f"a header of {request.method!r} {request.path} holds a line break or a null")
-    return head, request.body
+    return head, *(request.pieces or (request.body,))
 
 
 def json_request(
@@ -322,7 +324,7 @@ def json_request(
     else:
         headers = [*_json_headers(base_url), length]
     target = _target(base_url, url_path)
-    return _as_request(LocalRequest, (method, *target, headers, body, None, content, address, None))
+    return _as_request(LocalRequest, (method, *target, headers, body, None, content, address, None, ()))
 
 
 @lru_cache

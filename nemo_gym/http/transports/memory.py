@@ -112,7 +112,9 @@ class HostedApp:
             TimeoutError: no complete answer within `timeout_s`.
             aiohttp.ServerDisconnectedError: the server was stopped before it answered.
         """
-        method, url, path, raw_path, query, headers, body, _, content, address, _ = request
+        method, url, path, raw_path, query, headers, body, _, content, address, _, pieces = request
+        if pieces:
+            body = b"".join(pieces)
         scope: Scope = _SCOPE.copy()
         scope["asgi"] = _ASGI.copy()
         scope["method"], scope["path"], scope["raw_path"], scope["query_string"] = method, path, raw_path, query

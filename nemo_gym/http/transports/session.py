@@ -100,7 +100,10 @@ class SessionTransport:
         timeout = ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s)
         url = URL(request.url, encoded=True)
         return await over_aiohttp(
-            self.client, request.method, url, {"headers": headers, "data": request.body or None, "timeout": timeout}
+            self.client,
+            request.method,
+            url,
+            {"headers": headers, "data": request.body or b"".join(request.pieces) or None, "timeout": timeout},
         )
 
     def ensure_capacity(self, connections: int) -> None:

@@ -96,7 +96,10 @@ class WirePool:
         """
         address = request.address
         assert address is not None
-        message = message_of(request) if request.head is None else (request.head, request.body)
+        if request.head is None:
+            message = message_of(request)
+        else:
+            message = (request.head, *request.pieces) if request.pieces else (request.head, request.body)
         token = None
         for name, value in request.headers if TOKENS_TO_PROVE else ():
             if name == b"authorization" and value in TOKENS_TO_PROVE:

@@ -10,7 +10,7 @@ What passes for HTTP is what passes with aiohttp, which is lenient with lines an
 import asyncio
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import NamedTuple, cast
 
@@ -26,10 +26,12 @@ try:
 except ImportError:  # then aiohttp makes every call
     httptools = None  # type: ignore[assignment]
 
-__all__ = ["Answer", "Connection", "httptools"]
+__all__ = ["Answer", "Connection", "LongBody", "httptools"]
 
 _MAX_HEADERS = 128
 _COPIED_UP_TO_BYTES = 64 * 1024
+LONGEST_AT_ONCE_BYTES = 32 << 20
+"""For a longer body no memory is set aside before it comes."""
 _UNPACKED_AT_ONCE_BYTES = 4096
 _SWITCHING_PROTOCOLS = 101
 _LENIENT = {
@@ -56,13 +58,13 @@ class Answer(NamedTuple):
     is_complete: bool = True
 
     def body(self, max_bytes: int) -> tuple[bytes, bool]:
-        """The body without compression, and whether all of it is there.
+        """The body without compression, and whether all of it is there; it is handed over, and not kept.
 
         Raises:
             AnswerTooLargeError: it has more than `max_bytes`.
         """
-        if len(self.chunks) == 1:  # of one read, which is shorter than any limit
-            body = self.chunks[0]
+        if len(self.chunks) == 1:  # of one read, which is shorter than any limit, or known to be within this one
+            body = self.chunks.pop()
         else:
             whole = BytesIO()
             while self.chunks:
@@ -78,6 +80,77 @@ class Answer(NamedTuple):
             body, is_whole = _unpacked(body, encoding, max_bytes)
             return body, self.is_complete and is_whole
         return body, self.is_complete
+
+
+class LongBody(asyncio.BufferedProtocol):
+    """The rest of a body whose length is known, read to where it belongs instead of in pieces that are joined.
+
+    It stands in for the protocol of a connection until the body is whole or the connection is gone.
+    """
+
+    def __init__(
+        self,
+        owner: asyncio.Protocol,
+        transport: asyncio.Transport,
+        length: int,
+        beginning: bytes | bytearray | memoryview,
+        end: Callable[[bytes, bool], None],
+    ) -> None:
+        """`beginning` has come already, and is not all; `end` is told the body, and whether all of it is there."""
+        self._owner, self._transport = owner, transport
+        self._end: Callable[[bytes, bool], None] = end
+        self._is_over = False
+        self._whole = BytesIO(bytes(length))
+        self._rest = self._whole.getbuffer()
+        self._rest[: len(beginning)] = beginning
+        self._rest = self._rest[len(beginning) :]
+        transport.set_protocol(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Asyncio: where to put what comes next; never more than belongs to the body."""
+        return self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Asyncio: so much more has come."""
+        self._rest = self._rest[nbytes:]
+        if not self._rest:  # while the transport has a view of it, the whole is only to be had as a copy
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._finish)
+
+    def pause_writing(self) -> None:
+        """Asyncio: what is sent meanwhile has to wait."""
+        self._owner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Asyncio: it need not any more."""
+        self._owner.resume_writing()
+
+    def eof_received(self) -> bool | None:
+        """Asyncio: nothing more will come."""
+        return self._owner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Asyncio: the connection is gone."""
+        self._hand_over()
+        self._owner.connection_lost(exc)
+
+    def _finish(self) -> None:
+        if not self._is_over:
+            self._transport.set_protocol(self._owner)
+            self._hand_over()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _hand_over(self) -> None:
+        """Tell what came, and keep nothing of it: transports may keep this."""
+        missing, self._rest, self._is_over = len(self._rest), memoryview(b""), True
+        whole = self._whole.getvalue()  # which is no copy
+        end, self._end, self._whole = self._end, _nobody, BytesIO()
+        end(whole[: len(whole) - missing] if missing else whole, not missing)
+
+
+def _nobody(body: bytes, is_complete: bool) -> None:
+    """Who is told when all has been told."""
 
 
 class Connection(asyncio.Protocol):
@@ -132,15 +205,15 @@ class Connection(asyncio.Protocol):
         """Whether something can be sent; also false while a connection is known to break."""
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, message: tuple[bytes, bytes]) -> "asyncio.Future[Answer]":
-        """Send a request over an open connection; the future is its answer."""
+    def send(self, message: Sequence[bytes]) -> "asyncio.Future[Answer]":
+        """Send a request, its head and its body in pieces, over an open connection; the future is its answer."""
         assert self.transport is not None
         answered: asyncio.Future[Answer] = self._loop.create_future()
         self._answered = answered
         self._received = 0
-        head, body = message
-        if len(body) > _COPIED_UP_TO_BYTES:
-            self.transport.writelines((head, body))
+        head, body, *more = message
+        if more or len(body) > _COPIED_UP_TO_BYTES:
+            self.transport.writelines(message)
         else:
             self.transport.write(head + body)
         early, self.said_first = self.said_first, None
@@ -171,10 +244,16 @@ class Connection(asyncio.Protocol):
                 self.close()
             return
         if not self._received:
-            if self._answered is not None and (answer := _usual_answer(data)) is not None:
+            if self._answered is not None and (usual := _usual_head(data)) is not None:
+                answer, missing = usual
                 self._received = len(data)
-                self._complete(answer)
-                return
+                if not missing:
+                    self._complete(answer)
+                    return
+                if missing + len(data) <= min(self._max_bytes, LONGEST_AT_ONCE_BYTES):
+                    self._await_rest(answer, missing)
+                    return
+                self._received = 0
             self._beginning = data
         self._received += len(data)
         try:
@@ -183,6 +262,20 @@ class Connection(asyncio.Protocol):
             self._break_off(error)
         if self._received > MAX_HEAD_BYTES:
             self._check_bounds()
+
+    def _await_rest(self, answer: Answer, missing: int) -> None:
+        """Read the rest of an answer without the parser, which has seen nothing of it."""
+        status, headers, (beginning,), _ = answer
+
+        def end(body: bytes, is_complete: bool) -> None:
+            self._received += missing
+            if is_complete:
+                self._complete(Answer(status, headers, [body]))
+            else:
+                self._status, self._headers, self._chunks = status, headers, [body]
+
+        assert self.transport is not None
+        LongBody(self, self.transport, len(beginning) + missing, beginning, end)
 
     def _break_off(self, error: Exception) -> None:
         """End an answer that makes no sense: if it had begun well, it is one that is not complete."""
@@ -277,9 +370,10 @@ class Connection(asyncio.Protocol):
             answered.set_exception(outcome)
 
 
-def _usual_answer(data: bytes) -> Answer | None:
-    """The answer that `data` is, if it came as nearly all do: whole, in one piece, with its length, and nothing else.
+def _usual_head(data: bytes) -> tuple[Answer, int] | None:
+    """The answer that `data` is, if it came as nearly all do: with its length, and nothing else in one piece.
 
+    A long one may have begun to come; how many bytes are missing is told, too, and the body is a view of what came.
     Anything else is for the parser, which takes three times as long.
     """
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
@@ -298,9 +392,12 @@ def _usual_answer(data: bytes) -> Answer | None:
             return None
         headers.append((name, value))
     status = int(head[1])
-    if not length or len(data) != end + 4 + int(length) or status in _BODILESS:
+    if not length or status in _BODILESS:
         return None
-    return Answer(status, headers, [data[end + 4 :]])
+    missing = end + 4 + int(length) - len(data)
+    if missing < 0 or (missing and int(length) < _COPIED_UP_TO_BYTES):
+        return None
+    return Answer(status, headers, [data[end + 4 :]]), missing
 
 
 def _unpacked(body: bytes, encoding: bytes, max_bytes: int) -> tuple[bytes, bool]:
