@@ -244,9 +244,15 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
         return app if self._recorder is None else while_serving(app, end=self._recorder.close)
 
     def handler_of(self, dialect: str) -> Callable[..., Any]:
-        """What answers `responses` or `chat` requests; every model call, however it was asked for, passes it."""
+        """What answers `responses` or `chat` requests; every model call, however it was asked for, passes it.
+
+        Raises:
+            ValueError: no handler is written for that dialect.
+        """
         handler = self._handlers.get(dialect)
         if handler is None:
+            if dialect not in ("responses", "chat"):
+                raise ValueError(f"no handler of a model server answers the dialect {dialect!r}")
             written = self.responses_handler() if dialect == "responses" else self.chat_completions
             handler = self._recorded(dialect, written)
             if self._token_capture is not None:

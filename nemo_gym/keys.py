@@ -128,6 +128,8 @@ OBSERVED_KEYS = frozenset({CAPTURE_KEY, OBSERVATIONS_KEY, TRAJECTORY_KEY})
 MODEL_ENDPOINTS_PATH = "/model_endpoints"
 MODEL_PATHS = {"/v1/responses": "responses", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
 """The paths by which models answer, and the dialect of each."""
+MODEL_NAME_KEYS = ("openai_model", "model")
+"""The settings of model servers that name the model."""
 SERVER_STATES_PATH = "/server_states"
 REPLICABLE_PATH = "/ng_replicable"
 """An environment says here whether it may run in several processes."""

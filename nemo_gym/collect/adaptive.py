@@ -464,7 +464,7 @@ class AdaptiveConcurrency(Policy):
 def _counted(load: Load, attempt: Attempt, took_s: float) -> Load:
     failure = attempt.failure
     if failure is not None:
-        if failure.failure_class is FailureClass.STRAGGLER:
+        if not failure.failure_class.tells_of_run:
             return load
         if failure.failure_class in (FailureClass.RATE_LIMITED, FailureClass.TIMEOUT) or failure.status in OVERLOADED:
             return load._replace(overloads=load.overloads + 1)

@@ -51,10 +51,7 @@ _MOST_LISTED = 1_000
 _MOST_AGENTS_ASKED = 32
 _STOPPED_BY_HAND = "stopped by ng_control"
 _CANCELLED_BY_HAND = "cancelled by ng_control"
-_DEADLINES = frozenset({"rollout_timeout_s", "run_timeout_s"})
 _CAPS = "num_samples_in_parallel"
-SETTABLE = frozenset({_CAPS, "rollout_timeout_s", "run_timeout_s", "fail_fast", "max_failure_fraction"})
-"""Options that can be changed while a run goes on; those of policies come on top."""
 
 
 def status_of(output: Path, progress: Progress, *, is_paused: bool, stopped: Stop | None) -> Answer:
@@ -266,22 +263,27 @@ class RunControl(Policy):
         for policy in self._dispatch.policies:
             if policy.options & changed.keys():
                 policy.change(config, changed.keys())
-        self._obey(config, changed)
+        for name, obey in _OBEYED.items():
+            if name in changed:
+                obey(self, config)
         self._summary.budgets = config.budgets
         self._config = config
         self._note("set", changed)
         return {"set": changed}
 
-    def _obey(self, config: RolloutCollectionConfig, changed: Mapping[str, Any]) -> None:
-        dispatch = self._dispatch
-        is_taken = any(_CAPS in policy.options for policy in dispatch.policies)
-        if _CAPS in changed and not is_taken:
+    def _obey_caps(self, config: RolloutCollectionConfig) -> None:
+        """Unless there is a policy for them, which has been told."""
+        if not any(_CAPS in policy.options for policy in self._dispatch.policies):
             self.set_concurrency(prepare_connections(config, self._plan.owed_by_agent))
-        if "rollout_timeout_s" in changed:
-            dispatch.set_rollout_timeout(config.rollout_timeout_s)
-        if "run_timeout_s" in changed:
-            dispatch.set_run_timeout(config.run_timeout_s)
-        dispatch.set_stop_rules(fail_fast=config.fail_fast, max_failure_fraction=config.max_failure_fraction)
+
+    def _obey_rollout_timeout(self, config: RolloutCollectionConfig) -> None:
+        self._dispatch.set_rollout_timeout(config.rollout_timeout_s)
+
+    def _obey_run_timeout(self, config: RolloutCollectionConfig) -> None:
+        self._dispatch.set_run_timeout(config.run_timeout_s)
+
+    def _obey_stop_rules(self, config: RolloutCollectionConfig) -> None:
+        self._dispatch.set_stop_rules(fail_fast=config.fail_fast, max_failure_fraction=config.max_failure_fraction)
 
     def _cancel(self, request: Request) -> Answer:
         wanted = str(request.get("rollout"))
@@ -336,6 +338,17 @@ class RunControl(Policy):
             write_manifest(manifest, self._run.store.paths.manifest)
         except OSError as error:
             logger.warning("what was changed could not be recorded in %s: %s", self._run.store.paths.manifest, error)
+
+
+_OBEYED: dict[str, Callable[[RunControl, RolloutCollectionConfig], None]] = {
+    _CAPS: RunControl._obey_caps,
+    "rollout_timeout_s": RunControl._obey_rollout_timeout,
+    "run_timeout_s": RunControl._obey_run_timeout,
+    "fail_fast": RunControl._obey_stop_rules,
+    "max_failure_fraction": RunControl._obey_stop_rules,
+}
+SETTABLE = frozenset(_OBEYED)
+"""Options that can be changed while a run goes on; those of policies come on top."""
 
 
 def _shown_attempt(pending: PendingAttempt, now_s: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ and the exception class of the innermost failure, and those decide:
 | `invalid_reward` | a reward that is no finite number: NaN, infinity, null, text |
 | `judge_failed` | an exception class that says so (`JudgeError` and the like) |
 | `not_recorded` | a model call that was to be answered from a recording, and is not in it, or damaged there |
+| `cancelled` | a person gave it up with `ng_control +cancel` |
 | `straggler` | it was still in flight `straggler_grace_s` after `finish_at` of the run was done |
 | `agent_error` | all else: an exception in a server, hence 5xx |
 

@@ -20,6 +20,7 @@ from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.jsonl import Unread
 from nemo_gym.keys import (
     AGENTS_TYPE,
+    MODEL_NAME_KEYS,
     MODELS_TYPE,
     OBSERVED_KEYS,
     RESPONSE_KEY_NAME,
@@ -36,7 +37,6 @@ from nemo_gym.schemas.wire import LONG_BYTES
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-_MODEL_NAME_KEYS = ("openai_model", "model")
 _RUN_PATH = "/run"
 _PARAMS = f'{{"{RESPONSES_CREATE_PARAMS_KEY_NAME}":'.encode()
 _RESPONSE = f'{{"{RESPONSE_KEY_NAME}":{{'.encode()
@@ -228,7 +228,7 @@ def _model_names(config: DictConfig) -> Iterator[str]:
     """What each model server asks for; the kind of server where it does not say."""
     for _, block in _blocks_of(config, MODELS_TYPE):
         for kind, settings in block[MODELS_TYPE].items_ex(resolve=False):
-            names = (_text_at(settings, key) for key in _MODEL_NAME_KEYS)
+            names = (_text_at(settings, key) for key in MODEL_NAME_KEYS)
             yield next((name for name in names if name), str(kind))
 
 

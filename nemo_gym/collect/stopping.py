@@ -32,9 +32,12 @@ DOOMED_AFTER = 3
 HOPELESS_AFTER = 5
 """Rollouts refused for the same reason, and none that succeeded, that must be enough to know."""
 _MAX_CAUSES = 100
-_SETTING_AT_FAULT = tuple(kind for kind in FailureClass if kind.dooms_agent)
-_LEFT_OUT = (FailureClass.CANCELLED, FailureClass.STRAGGLER)
-"""What says nothing about how a run goes."""
+_SETTING_AT_FAULT: dict[str, str] = {
+    FailureClass.AUTH: "the key was refused",
+    FailureClass.MODEL_NOT_FOUND: "the model was not found",
+}
+"""What dooms an agent, in words."""
+_LEFT_OUT = tuple(kind for kind in FailureClass if not kind.tells_of_run)
 _SHOWN_LENGTH = 1_000
 STALLED_AFTER_S = 300.0
 _NAMED = 5
@@ -109,15 +112,15 @@ class StopRules:
         return None if self.max_failure_fraction is None else self._if_too_many_failed()
 
     def _if_doomed(self, verdict: Verdict) -> Stop | None:
-        is_setting = isinstance(verdict.failure_class, str) and verdict.failure_class in _SETTING_AT_FAULT
-        if not is_setting or verdict.agent in self._proven:
+        found = verdict.failure_class
+        what = _SETTING_AT_FAULT.get(found) if isinstance(found, str) else None
+        if what is None or verdict.agent in self._proven:
             return None
         keys = self._doomed.setdefault(verdict.agent, [])
         if verdict.key is None or verdict.key not in keys:
             keys.append(verdict.key)
         if len(keys) < DOOMED_AFTER:
             return None
-        what = "the key was refused" if verdict.failure_class == FailureClass.AUTH else "the model was not found"
         return Stop(
             StopKind.DOOMED_AGENT,
             f"{what} in {len(keys)} rollouts of agent {shown(verdict.agent)!r} and none succeeded, so none will: "

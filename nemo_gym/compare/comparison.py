@@ -42,7 +42,7 @@ from nemo_gym.runs.select import Expression
 
 _IGNORED_OPTIONS = frozenset(
     {"output_jsonl_fpath", "input_jsonl_fpath", "resume_from_cache", "responses_create_params", "agent_name"}
-    | {"num_samples_in_parallel", "prompt_config", "limit", "num_repeats", "json_format", "quiet"}
+    | {"num_samples_in_parallel", "prompt_config", "limit", "num_repeats", "json_format"}
 )
 """Options that shape no rollout, or that are told under another name."""
 _IGNORED_KEYS = frozenset(

@@ -365,11 +365,15 @@ def may_end(dialect: str, chunk: bytes) -> bool:
 
 
 def rebuilt(dialect: str, body: bytes) -> Streamed:
-    """The answer that was streamed as `body`."""
-    events = list(_events(body))
-    if dialect == "responses":
-        return _response(events)
-    return _completion(events) if dialect == "chat" else _message(events)
+    """The answer that was streamed as `body`.
+
+    Raises:
+        ValueError: nobody has said how streams of that dialect are put together.
+    """
+    together = {"responses": _response, "chat": _completion, "messages": _message}.get(dialect)
+    if together is None:
+        raise ValueError(f"how streams of the dialect {dialect!r} are put together is not known")
+    return together(list(_events(body)))
 
 
 def _events(body: bytes) -> Iterator[Event]:

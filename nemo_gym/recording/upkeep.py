@@ -12,6 +12,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from nemo_gym.errors import ConfigError, did_you_mean
+from nemo_gym.keys import MODEL_NAME_KEYS
 from nemo_gym.paths import write_aside
 from nemo_gym.recording.files import (
     CALLS_SUFFIX,
@@ -136,7 +137,7 @@ def _named_in(path: Path, scanned: Scan) -> tuple[str, str | None]:
         except (DamagedRecordingError, ConfigError):
             continue
         settings = about.get("settings") or {}
-        model = settings.get("model") or settings.get("openai_model")
+        model = next((settings[key] for key in MODEL_NAME_KEYS if settings.get(key)), None)
         return str((about.get("model_ref") or {}).get("name")), None if model is None else str(model)
     return path.name.rsplit("-", 3)[0], None
 

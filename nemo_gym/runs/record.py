@@ -179,6 +179,11 @@ class FailureClass(StrEnum):
         return self in _INFRASTRUCTURE
 
     @property
+    def tells_of_run(self) -> bool:
+        """Whether it says something about how the run goes; nothing does that somebody else put an end to."""
+        return self not in _TELLS_NOTHING_OF_RUN
+
+    @property
     def is_terminal(self) -> bool:
         """Whether it must not be tried again, not even by a run that resumes this one."""
         return self is FailureClass.NOT_RECORDED
@@ -197,6 +202,7 @@ _INFRASTRUCTURE = {
     FailureClass.CANCELLED,
     FailureClass.STRAGGLER,
 }
+_TELLS_NOTHING_OF_RUN = {FailureClass.CANCELLED, FailureClass.STRAGGLER}
 _DOOMS_AGENT = {FailureClass.AUTH, FailureClass.MODEL_NOT_FOUND}
 _CANNOT_SUCCEED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Statuses with which the same request will be answered again."""

@@ -31,6 +31,7 @@ PER_MILLION = 1_000_000
 TOTAL_TOKENS, OUTPUT_TOKENS, COST_USD = "max_total_tokens", "max_output_tokens_total", "max_cost_usd"
 BUDGETS = {TOTAL_TOKENS: "tokens", OUTPUT_TOKENS: "output tokens", COST_USD: "US dollars"}
 """The options that limit a whole run, and what they count."""
+_TOKENS_OF = {TOTAL_TOKENS: "total_tokens", OUTPUT_TOKENS: "output_tokens"}
 _OF_SERVERS = frozenset({"resources_servers", "responses_api_agents", "responses_api_models"})
 _SNAPSHOT = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8})$")
 """The date that endpoints add to the name of a model when they answer."""
@@ -427,9 +428,7 @@ class Meter:
 
     def amount(self, budget: str) -> float:
         """How much of a budget is used up."""
-        if budget == COST_USD:
-            return self.cost_usd
-        return self.tokens["total_tokens" if budget == TOTAL_TOKENS else "output_tokens"]
+        return self.cost_usd if budget == COST_USD else self.tokens[_TOKENS_OF[budget]]
 
     def amounts(self, budgets: Iterable[str]) -> dict[str, float]:
         """The same for several."""

@@ -14,6 +14,13 @@ def test_the_choices_of_the_option_are_the_executors_there_are() -> None:
     assert get_args(ShardOptions.model_fields["executor"].annotation) == tuple(EXECUTORS)
 
 
+@pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "local"])
+def test_an_executor_that_is_told_too_little_or_too_much_is_named(name: str) -> None:
+    for options in ({}, {"shard": "1/2"}):
+        with pytest.raises(ValueError, match=rf"\+executor={name} "):
+            ShardOptions.model_validate({"executor": name, **options})
+
+
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_every_executor_can_be_loaded_whatever_is_installed(name: str) -> None:
     executor = executor_named(name)

@@ -29,6 +29,7 @@ from nemo_gym.base_responses_api_model import (
 )
 from nemo_gym.errors import ConfigError
 from nemo_gym.http.request import json_bytes
+from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.observability.calls import rebuilt
 from nemo_gym.observability.store import Observing
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
@@ -341,3 +342,13 @@ def test_a_stream_that_breaks_off_is_rebuilt_as_far_as_it_came() -> None:
     assert rebuilt("responses", b"event: error\ndata: {}\n\n").ending == "error"
     assert rebuilt("chat", b'data: {"error": {"message": "no"}}\n\n').ending == "error"
     assert rebuilt("chat", b"\r\n: keep-alive\r\n\r\ndata: [DONE]\r\n\r\n").ending == "complete"
+
+
+@pytest.mark.parametrize("dialect", MODEL_PATHS.values())
+def test_streams_of_every_dialect_are_put_together(dialect: str) -> None:
+    assert rebuilt(dialect, b"") == (None, None)
+
+
+def test_streams_of_an_unknown_dialect_are_taken_for_no_other() -> None:
+    with pytest.raises(ValueError, match="'klingon'"):
+        rebuilt("klingon", b"data: {}\n\n")

@@ -17,7 +17,7 @@ from nemo_gym.executors.caps import Leader
 from nemo_gym.runs.manifest import RunManifest
 from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig, describe
 from nemo_gym.runs.options.steering import Bounds
-from nemo_gym.runs.record import Row
+from nemo_gym.runs.record import Failure, FailureClass, Row
 from tests.rollouts.dispatch_fakes import now_s, row_of, run, settings
 
 AUTO = {"_default": Bounds()}
@@ -210,6 +210,26 @@ def test_a_person_who_sets_other_caps_has_the_last_word() -> None:
 
     assert run(main()) == 3
     assert policy.is_led
+
+
+@pytest.mark.parametrize("failure_class", [FailureClass.CANCELLED, FailureClass.STRAGGLER])
+def test_a_rollout_that_was_given_up_says_nothing_about_what_the_model_takes(failure_class: FailureClass) -> None:
+    policy = AdaptiveConcurrency(AUTO, ["a"])
+
+    async def main() -> Load:
+        options = settings(None, concurrency=Concurrency(total=None, each_other=1024))
+        dispatch = Dispatch([row_of(0), row_of(1)], Model(lambda: 10), options, policies=[policy])
+
+        def give_up() -> None:
+            dispatch.give_up(dispatch.attempts_in_flight[0], Failure(failure_class, "given up"))
+
+        async with dispatch as attempts:
+            asyncio.get_running_loop().call_later(0.2, give_up)
+            assert len([attempt async for attempt in attempts]) == 2
+        return policy.loads()["a"]
+
+    load = run(main())
+    assert (load.ended, load.overloads) == (1, 0)
 
 
 def test_a_person_may_give_other_bounds_or_a_number_while_the_run_goes_on() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nemo_gym.collect.estimate import OwedTask, earlier_run, forecast, owed_tasks, own_part, skewed_mean
 from nemo_gym.collect.planning import spread_over
 from nemo_gym.errors import ConfigError
-from nemo_gym.runs.spending import Meter, Samples, prices_of
+from nemo_gym.runs.spending import BUDGETS, Meter, Samples, prices_of
 from tests.collection.fakes import rows_of, write_rows
 
 Floats = NDArray[np.float64]
@@ -32,6 +32,19 @@ def record(output: int, *, task: int = 0, model: str = "m", took_s: float = 1.0)
 
 def owed(tasks: range, rollouts: int = 1) -> dict[object, OwedTask]:
     return {task: OwedTask("a", rollouts) for task in tasks}
+
+
+def test_every_budget_counts_what_it_limits() -> None:
+    meter = Meter(prices_of(PRICES))
+    meter.add(record(50))
+
+    assert meter.amounts(BUDGETS) == {
+        "max_total_tokens": 150,
+        "max_output_tokens_total": 50,
+        "max_cost_usd": pytest.approx(0.0007),
+    }
+    with pytest.raises(KeyError):
+        meter.amount("max_something_else")
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,13 @@ def test_infrastructure_failures_do_not_count_as_attempts() -> None:
     assert excused == {"connect", "timeout", "rate_limited", "server_gone", "cancelled", "straggler"}
 
 
+def test_what_somebody_put_an_end_to_says_nothing_about_the_run() -> None:
+    assert {failure_class.value for failure_class in FailureClass if not failure_class.tells_of_run} == {
+        "cancelled",
+        "straggler",
+    }
+
+
 def test_a_wrong_key_or_model_dooms_its_agent() -> None:
     assert {failure_class.value for failure_class in FailureClass if failure_class.dooms_agent} == {
         "auth",

@@ -1,6 +1,8 @@
+import pytest
+
 from nemo_gym.collect.failures import Verdict
 from nemo_gym.collect.stopping import Stop, StopKind, StopRules
-from nemo_gym.runs.record import Outcome, RolloutKey
+from nemo_gym.runs.record import FailureClass, Outcome, RolloutKey
 
 
 def failed(task: int, failure_class: str = "agent_error", *, agent: str = "a", is_final: bool = True) -> Verdict:
@@ -28,6 +30,26 @@ def test_three_rollouts_without_a_valid_key_end_the_run_with_one_clear_message()
     assert stops[2] is not None
     assert "'a'" in stops[2].message
     assert "auth happened" in stops[2].message
+
+
+@pytest.mark.parametrize("failure_class", [kind for kind in FailureClass if kind.dooms_agent])
+def test_every_class_that_dooms_an_agent_ends_the_run_in_words_of_its_own(failure_class: FailureClass) -> None:
+    words = {"auth": "the key was refused in 3", "model_not_found": "the model was not found in 3"}
+    rules = StopRules()
+
+    stop = [rules.after(failed(task, failure_class)) for task in range(3)][-1]
+
+    assert stop is not None
+    assert stop.kind is StopKind.DOOMED_AGENT
+    assert stop.message.startswith(words[failure_class])
+
+
+@pytest.mark.parametrize("failure_class", [kind for kind in FailureClass if not kind.tells_of_run])
+def test_what_says_nothing_about_the_run_does_not_end_it(failure_class: FailureClass) -> None:
+    rules = StopRules(fail_fast=True, max_failure_fraction=0.0)
+
+    assert [rules.after(failed(task, failure_class)) for task in range(30)] == [None] * 30
+    assert rules.finished == 0
 
 
 def test_attempts_at_one_rollout_count_once() -> None:

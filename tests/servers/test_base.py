@@ -172,6 +172,13 @@ def test_agents_answer_and_run_and_skip_metrics_when_nothing_was_verified() -> N
     assert metrics.agent_metrics == {}
 
 
+def test_no_handler_is_taken_for_that_of_an_unknown_dialect() -> None:
+    config = BaseResponsesAPIModelConfig(name="m", **ADDRESS)
+
+    with pytest.raises(ValueError, match="'klingon'"):
+        Model(config=config, server_client=MagicMock(spec=ServerClient)).handler_of("klingon")
+
+
 def test_models_offer_both_apis() -> None:
     config = BaseResponsesAPIModelConfig(name="m", **ADDRESS)
     http = client_of(Model(config=config, server_client=MagicMock(spec=ServerClient)).complete_app())

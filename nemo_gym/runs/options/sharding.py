@@ -133,11 +133,11 @@ class ShardOptions(BaseNeMoGymCLIConfig):
     def _none_of_them(self) -> Shard | None:
         if self.shard is not None or self.shard_index is not None:
             raise ConfigError(
-                "+executor=ray runs all shards of a run; say only how many there are, +num_shards=<number>"
+                f"+executor={self.executor} runs all shards of a run; say only how many there are, +num_shards=<number>"
             )
         if self.num_shards is None:
             raise ConfigError(
-                "+executor=ray needs +num_shards=<number>: as many as there are nodes, or a few times that"
+                f"+executor={self.executor} needs +num_shards=<number>: as many as there are nodes, or a few times that"
             )
         return None
 
