@@ -67,7 +67,7 @@ def run(global_config_dict_parser_config: "GlobalConfigDictParserConfig | None" 
     if global_config_dict_parser_config is None:
         run_command("run")
     else:
-        _loaded("nemo_gym.launch.run_helper:serve")(global_config_dict_parser_config)
+        _loaded("nemo_gym.cli.commands.servers:serve")(global_config_dict_parser_config)
 
 
 def e2e_rollout_collection() -> None:

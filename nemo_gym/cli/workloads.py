@@ -116,7 +116,7 @@ list_components = Command(
     """,
 )
 prefetch = Command(
-    "nemo_gym.launch.plan:prefetch",
+    "nemo_gym.cli.commands.servers:prefetch",
     RunConfig,
     "gym env prefetch",
     OFFLINE,

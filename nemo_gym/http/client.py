@@ -275,7 +275,7 @@ class _Route(NamedTuple):
     """Up to the value of `ATTEMPT_HEADER`, which only its length follows."""
 
 
-class _RepeatedParams:
+class _ParamsWrittenOnce:
     """The long parameters that the repeats of one row have in common, written once for all of them."""
 
     def __init__(self) -> None:
@@ -316,7 +316,7 @@ class RolloutSender:
         """`headers` say that what follows is JSON, and all else but `ATTEMPT_HEADER`; call it inside a coroutine."""
         self._client, self._path, self._headers = client, path, headers
         self._routes: dict[str, _Route | None] = {}
-        self._repeated = _RepeatedParams()
+        self._repeated = _ParamsWrittenOnce()
         self._replicas = client._addresses.replicas
         self._loop = asyncio.get_running_loop()
         self._timeout_s = current_settings(self._loop).http_total_timeout_s

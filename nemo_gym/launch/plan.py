@@ -7,10 +7,9 @@
   `isolation: venv` an environment.
 
 Also settled before anything is started: the name and secrets of the run, who may call, and which interpreter
-each server that is alone in its process runs with; `gym env prefetch` has those built, and starts nothing.
+each server that is alone in its process runs with.
 """
 
-import contextlib
 import logging
 import secrets
 import sys
@@ -26,10 +25,8 @@ from typing import Any, Literal, get_args
 
 from omegaconf import DictConfig
 
-from nemo_gym.config.instances import find_instances
 from nemo_gym.config.secrets import auth_token, beyond_loopback
 from nemo_gym.errors import ConfigError, EnvironmentBuildError, ServerFolderError, listed
-from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.keys import (
     AGENTS_TYPE,
     AUTH_TOKEN_KEY_NAME,
@@ -42,7 +39,6 @@ from nemo_gym.keys import (
     RESOURCES_TYPE,
     RUN_ID_KEY_NAME,
     SESSION_SECRET_KEY_NAME,
-    STAND_IN,
 )
 from nemo_gym.launch.requirements import (
     Requirements,
@@ -429,17 +425,3 @@ def _results(builds: "Sequence[futures.Future[Path]]") -> None:
         raise EnvironmentBuildError("\n".join(told))
     if failures:
         raise KeyboardInterrupt
-
-
-def prefetch(config: RunConfig) -> None:
-    """`gym env prefetch`."""
-    whole = get_global_config_dict()
-    instances = [each for each in find_instances(whole)[0] if each.implementation != STAND_IN]
-    if not instances:
-        raise ConfigError("no server is configured, so there is nothing to build; name one, such as --environment mcqa")
-    planned = plan_servers(instances, PlanSettings.of(config))
-    with contextlib.closing(Warden()) as warden:
-        Pythons(whole, config, warden, lambda: False).prepare(planned)
-    built = [server.name for server in planned if server.isolation == "venv" and server.present_python is None]
-    where = f" in {environments_folder(whole, config)}" if built else ""
-    print(f"{len(planned)} servers are ready to start; {len(built)} of them have an environment of their own{where}.")

@@ -5,7 +5,7 @@
     helper.poll()                                     # raises when one has ended
     helper.shutdown()
 
-It may be used from any thread and touches no signal handlers: that is left to `ng_run`, which is here, too.
+It may be used from any thread and touches no signal handlers: that is left to `ng_run`.
 Modules that load FastAPI, aiohttp or rich are imported after the servers have been started, so that they load
 theirs at the same time.
 """
@@ -44,7 +44,6 @@ from nemo_gym.global_config import (
 from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.pace_books import share_pace
 from nemo_gym.keys import (
-    AUTH_TOKEN_KEY_NAME,
     DEFAULT_HEAD_SERVER_PORT,
     DISALLOWED_PORTS_KEY_NAME,
     HEAD_SERVER_KEY_NAME,
@@ -65,7 +64,7 @@ from nemo_gym.launch.process import open_log_folder
 from nemo_gym.launch.server_processes import Alone, Host, HostCount, RunContext
 from nemo_gym.launch.warden import Warden
 from nemo_gym.process_inputs import common_book
-from nemo_gym.runtime import hold, listen, stopping_on_signals
+from nemo_gym.runtime import hold, listen
 from nemo_gym.sandbox import reaper
 from nemo_gym.schemas.cli_config import RunConfig
 from nemo_gym.schemas.server_config import ServerInstanceDisplayConfig
@@ -460,27 +459,3 @@ def print_instances(
             "" if seconds is None else f"{seconds:.2f} s",
         )
     print_table(table)
-
-
-def run(config: RunConfig) -> None:
-    """`ng_run`."""
-    serve(shows_token=True)
-
-
-def serve(parser_config: GlobalConfigDictParserConfig | None = None, *, shows_token: bool = False) -> None:
-    """Start the servers of `parser_config`, else of this process's config, and keep them running until a signal."""
-    helper = RunHelper()
-    with stopping_on_signals(helper.request_stop, on_the_spot=True):
-        helper.start(parser_config)
-        if shows_token and helper.made_token is not None:
-            _show_token(helper.made_token)
-        helper.run_forever()
-
-
-def _show_token(token: str) -> None:
-    """Print the token of the run to stdout, for whoever started the servers."""
-    print(
-        f"The token of this run, shown this once: {token}\n"
-        f"Commands and clients of this run need `{AUTH_TOKEN_KEY_NAME}: <token>` in their env.yaml.",
-        flush=True,
-    )

@@ -7,7 +7,7 @@ RUN = CommandInfo(
     SERVERS,
     "Start the servers of a configuration",
     "nemo_gym.schemas.cli_config:RunConfig",
-    "nemo_gym.launch.run_helper",
+    "nemo_gym.cli.commands.servers",
     Loading(starts_servers=True),
     """
     Start the configured servers and a head server, and keep them running until Ctrl-C.
@@ -230,7 +230,7 @@ TEST = CommandInfo(
     AUTHORING,
     "Run the tests of one server",
     "nemo_gym.schemas.cli_config:ServerTestsConfig",
-    "nemo_gym.launch.server_tests",
+    "nemo_gym.cli.commands.testing",
     OFFLINE,
     """
     Run the tests of a server with pytest, in an environment that has what the server requires.
@@ -248,7 +248,7 @@ TEST_ALL = CommandInfo(
     AUTHORING,
     "Run the tests of every server",
     "nemo_gym.schemas.cli_config:AllServerTestsConfig",
-    "nemo_gym.launch.server_tests",
+    "nemo_gym.cli.commands.testing",
     OFFLINE,
     """
     Run the tests of every server below the current folder, or of this distribution when there is none.
@@ -280,7 +280,7 @@ PIP_LIST = CommandInfo(
     AUTHORING,
     "List the packages a server runs with",
     "nemo_gym.schemas.cli_config:PipListConfig",
-    "nemo_gym.launch.server_tests",
+    "nemo_gym.cli.commands.testing",
     OFFLINE,
     """
     List the packages of the environment that a server runs in.
