@@ -32,7 +32,7 @@ from nemo_gym.http.errors import (
     ServerResponseError,
     ServerUnreachableError,
 )
-from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request
+from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request, request_json
 from nemo_gym.http.run_answers import WANTS_PARTIAL, keep_partial
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
@@ -185,6 +185,7 @@ __all__ = [
     "raise_for_status",
     "reads_only",
     "request",
+    "request_json",
     "rollout_path_prefix",
     "set_global_aiohttp_client",
     "set_is_nemo_gym_fastapi_entrypoint",

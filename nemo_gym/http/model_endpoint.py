@@ -14,7 +14,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from typing import Any
@@ -174,9 +174,9 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /responses`."""
         return await self._call("POST", f"{self._root}/responses", {"json": body})
 
-    def create_response_unread(self, **body: Any) -> "Awaitable[UnreadAnswer]":
-        """`POST /responses`, for who may have no use for a dict."""
-        call: Any = self._call("POST", f"{self._root}/responses", {"json": body}, unread=True)
+    def create_response_unread(self, body: bytes, about: Mapping[str, Any]) -> "Awaitable[UnreadAnswer]":
+        """`POST /responses`, for who may have no use for dicts: `about` has what limits the answer."""
+        call: Any = self._call("POST", f"{self._root}/responses", {"data": body}, about, unread=True)
         made: Awaitable[UnreadAnswer] = call
         return made
 
@@ -231,8 +231,16 @@ class NeMoGymAsyncOpenAI(BaseModel):
     def _root(self) -> str:
         return self.base_url.rstrip("/")
 
-    async def _call(self, method: str, url: str, kwargs: dict[str, Any], *, unread: bool = False) -> dict[str, Any]:
-        loop, body = asyncio.get_running_loop(), kwargs.get("json")
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        kwargs: dict[str, Any],
+        about: Mapping[str, Any] | None = None,
+        *,
+        unread: bool = False,
+    ) -> dict[str, Any]:
+        loop, body = asyncio.get_running_loop(), kwargs.get("json") if about is None else about
         settings, contact, pacer = current_settings(loop), self.contact, self.pacer
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
         timeout = _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s)

@@ -16,13 +16,14 @@ import errno
 import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientTimeout
 from multidict import CIMultiDict, CIMultiDictProxy
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer, SerializeAsAny, WrapSerializer
 from yarl import URL
 
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
@@ -293,6 +294,83 @@ def json_bytes(value: Any) -> bytes:
     if type(value).model_dump is not BaseModel.model_dump:
         return json_bytes(value.model_dump(exclude_unset=True))
     return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
+
+
+class SharedJson:
+    """The JSON of a request that is being answered, made at most once for all who want it meanwhile."""
+
+    __slots__ = ("_content", "_token", "made")
+
+    def __init__(self, content: BaseModel) -> None:
+        self._content = content
+        self.made: bytes | None = None
+
+    def __enter__(self) -> "SharedJson":
+        self._token = _SHARED.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _SHARED.reset(self._token)
+
+    def is_of(self, content: BaseModel) -> bool:
+        """Whether it is the JSON of this very object."""
+        return content is self._content
+
+
+_SHARED: ContextVar[SharedJson | None] = ContextVar("nemo_gym_shared_json", default=None)
+
+
+def request_json(content: BaseModel) -> bytes:
+    """What `json_bytes` makes of a request, in half the time: that tries which of many kinds an item is.
+
+    Inside a `SharedJson` of the request, what was made for somebody else is what was made for all.
+    """
+    shared = _SHARED.get()
+    if shared is None or not shared.is_of(content):
+        return _request_json(content)
+    if shared.made is None:
+        shared.made = _request_json(content)
+    return shared.made
+
+
+def _request_json(content: BaseModel) -> bytes:
+    try:
+        return orjson.dumps(content, _set_fields, _AS_PYDANTIC_WRITES)
+    except TypeError:
+        return json_bytes(content)
+
+
+def _set_fields(value: Any) -> dict[str, Any]:
+    kind = type(value)
+    if kind not in _PLAIN:
+        if not _writes_nothing_itself(kind):
+            raise TypeError
+        _PLAIN.add(kind)
+    fields: dict[str, Any] = value.__dict__
+    names = value.__pydantic_fields_set__
+    if len(names) < len(fields):
+        fields = {name: fields[name] for name in fields if name in names}
+    return {**fields, **value.__pydantic_extra__} if value.__pydantic_extra__ else fields
+
+
+def _writes_nothing_itself(kind: type) -> bool:
+    """Whether JSON of a type is that of its fields, all of them."""
+    if not issubclass(kind, BaseModel) or kind.model_dump is not BaseModel.model_dump:
+        return False
+    own = kind.__pydantic_decorators__
+    if own.field_serializers or own.model_serializers or own.computed_fields:
+        return False
+    fields = kind.model_fields.values()
+    return not any(field.exclude or any(isinstance(each, _SERIALIZERS) for each in field.metadata) for field in fields)
+
+
+_SERIALIZERS = (PlainSerializer, WrapSerializer, SerializeAsAny)
+_PLAIN: set[type] = set()
+"""Types of which that is known."""
+_AS_PYDANTIC_WRITES = (
+    orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+"""What the two would write in different ways is not written by orjson."""
 
 
 def _encoded_slowly(value: Any, error: TypeError) -> bytes:

@@ -20,11 +20,11 @@ import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import BaseModel, PlainSerializer, SerializeAsAny, WrapSerializer
+from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.http.request import json_bytes
+from nemo_gym.http.request import SharedJson, request_json
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.keys import MODEL_PATHS, MODELS_TYPE
 from nemo_gym.observability.calls import category_of_status, may_end, rebuilt
@@ -72,8 +72,17 @@ class _Call:
         self.is_kept = False
         self.is_read = False
         """Whether an endpoint has read the request as the JSON object that it is."""
-        self.is_ours = False
+        self.is_ours = getattr(type(content), "model_dump", None) is BaseModel.model_dump  # else it may hold NaN
         """Whether the JSON of the request is our own writing."""
+
+    async def answered_by(self, endpoint: DirectCall, scope: Scope, receive: Receive) -> Answer | Response:
+        """What an endpoint answers; if it writes the JSON of what was handed over, that is the one that is kept."""
+        if self.content is None:
+            return await endpoint.answer(scope, self.request, receive)
+        with SharedJson(self.content) as shared:
+            answer = await endpoint.answer(scope, self.request, receive, self.content)
+        self.request = shared.made or b""
+        return answer
 
 
 def _new_id() -> str:
@@ -124,10 +133,9 @@ class ModelCallCapture:
         if dialect is None:
             return await call.answer(scope, body, receive, content)
         under_way = _Call(scope, dialect, body, content)
-        under_way.is_ours = getattr(type(content), "model_dump", None) is BaseModel.model_dump  # else it may hold NaN
         with self._together:
             try:
-                answer = await call.answer(scope, body, receive, content)
+                answer = await under_way.answered_by(call, scope, receive)
                 if isinstance(answer, Answer):
                     under_way.is_read = answer.status == HTTPStatus.OK
                     answered = _Answered(under_way, answer.status, answer.body, answer.content is not None)
@@ -189,7 +197,7 @@ class ModelCallCapture:
     def _line(self, call: _Call, status: int | None, category: str | None, response: bytes | None, raw: bytes) -> bytes:
         took_s = (call.ended_s or time.perf_counter()) - call.began_s
         if call.content is not None:
-            call.request = request_json(call.content)
+            call.request = call.request or request_json(call.content)
         ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
         is_written = call.is_ours and call.content is not None  # by us, just now
         request = call.request if is_written else _as_object(call.request, is_known=call.is_read)
@@ -217,47 +225,6 @@ class ModelCallCapture:
         if raw:
             line += b',"response_raw":' + _as_text(raw)
         return line + b"}"
-
-
-def request_json(content: Any) -> bytes:
-    """What `json_bytes` makes of a request, in half the time: it tries which of many kinds an item is."""
-    try:
-        return orjson.dumps(content, _set_fields, _AS_PYDANTIC_WRITES)
-    except TypeError:
-        return json_bytes(content)
-
-
-def _set_fields(value: Any) -> dict[str, Any]:
-    kind = type(value)
-    is_plain = _IS_PLAIN.get(kind)
-    if is_plain is None:
-        is_plain = _IS_PLAIN[kind] = _writes_nothing_itself(kind)
-    if not is_plain:
-        raise TypeError
-    fields: dict[str, Any] = value.__dict__
-    names = value.__pydantic_fields_set__
-    if len(names) < len(fields):
-        fields = {name: fields[name] for name in fields if name in names}
-    return {**fields, **value.__pydantic_extra__} if value.__pydantic_extra__ else fields
-
-
-def _writes_nothing_itself(kind: type) -> bool:
-    """Whether JSON of a type is that of its fields, all of them."""
-    if not issubclass(kind, BaseModel) or kind.model_dump is not BaseModel.model_dump:
-        return False
-    own = kind.__pydantic_decorators__
-    if own.field_serializers or own.model_serializers or own.computed_fields:
-        return False
-    fields = kind.model_fields.values()
-    return not any(field.exclude or any(isinstance(each, _SERIALIZERS) for each in field.metadata) for field in fields)
-
-
-_SERIALIZERS = (PlainSerializer, WrapSerializer, SerializeAsAny)
-_IS_PLAIN: dict[type, bool] = {}
-_AS_PYDANTIC_WRITES = (
-    orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-)
-"""What the two would write in different ways is not written by orjson."""
 
 
 def _as_object(body: bytes, *, is_known: bool = False) -> bytes | None:

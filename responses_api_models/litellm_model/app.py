@@ -58,7 +58,7 @@ class LiteLLMModel(OpenAIModel):
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:  # type: ignore[override]
         """Answer through the proxy's `/responses`, also where it answers with a chat completion."""
-        answer = await self._ask(self._client.create_response, self._outgoing(body))
+        answer = await self._ask(self._client.create_response(**self._outgoing(body)))
         if answer is None:
             return too_long_response(body, self.config.openai_model)
         if answer.get("object") == "chat.completion":

@@ -31,10 +31,11 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import empty_completion, is_too_long, too_long_response
-from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, json_answer, reads_only
+from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, json_answer, json_bytes, reads_only, request_json
 
 _Answer = TypeVar("_Answer")
 _CREATE_RESPONSE = NeMoGymAsyncOpenAI.create_response
+_MOST_TOKENS = "max_output_tokens"
 
 
 class OpenAIModelConfig(PacedModelConfig):
@@ -71,7 +72,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:  # type: ignore[override]
         """Answer through the endpoint's `/responses`."""
-        answer = await self._ask(self._client.create_response, self._outgoing(body))
+        answer = await self._ask(self._client.create_response(**self._outgoing(body)))
         if answer is None:
             return too_long_response(body, self.config.openai_model)
         return validated_answer(NeMoGymResponse, answer, self._settings)
@@ -86,7 +87,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     @reads_only
     async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
-        given = await self._ask(_unread(self._client), self._outgoing(body))
+        given = await self._ask(self._unread_answer(body))
         if given is None:
             return too_long_response(body, self.config.openai_model)
         if isinstance(given, UnreadAnswer):
@@ -102,8 +103,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming
     ) -> NeMoGymChatCompletion:
         """Answer through the endpoint's `/chat/completions`."""
-        request = self._request(body)
-        answer = await self._ask(self._client.create_chat_completion, request)
+        answer = await self._ask(self._client.create_chat_completion(**self._request(body)))
         if answer is None:
             return empty_completion(self.config.openai_model, "length", int(time()))
         return validated_answer(NeMoGymChatCompletion, answer, self._settings)
@@ -121,10 +121,32 @@ class OpenAIModel(SimpleResponsesAPIModel):
             given = body.model_dump(exclude_unset=True)
         return {**self.config.extra_body, **given, "model": self.config.openai_model}
 
-    async def _ask(self, call: Callable[..., Awaitable[_Answer]], request: dict[str, Any]) -> _Answer | None:
+    def _unread_answer(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Awaitable[Any]:
+        """What the endpoint answers, not read unless somebody has put something else in the client's place."""
+        client = self._client
+        if getattr(client.create_response, "__func__", None) is not _CREATE_RESPONSE:
+            return client.create_response(**self._outgoing(body))
+        return client.create_response_unread(self._written(body), {_MOST_TOKENS: body.max_output_tokens})
+
+    def _written(self, body: NeMoGymResponseCreateParamsNonStreaming) -> bytes:
+        """The request in JSON; if nothing but the model's name is to be added, it is that of whoever asks us."""
+        if self._name_to_add is None or "model" in body.__pydantic_fields_set__:
+            return json_bytes(self._outgoing(body))
+        return request_json(body)[:-1] + self._name_to_add
+
+    @cached_property
+    def _name_to_add(self) -> bytes | None:
+        """What follows the fields of a request; None if there is more to do, or a subclass has its own way."""
+        ways = ("_outgoing", "_request")
+        is_own = not all(getattr(type(self), way) is getattr(OpenAIModel, way) for way in ways)
+        if is_own or self.config.extra_body or self.config.drop_input_reasoning_items:
+            return None
+        return b',"model":%b}' % json_bytes(self.config.openai_model)
+
+    async def _ask(self, made: Awaitable[_Answer]) -> _Answer | None:
         """What the endpoint answers; None when the request is longer than the model can read."""
         try:
-            return await call(**request)
+            return await made
         except Exception as error:
             if isinstance(error, aiohttp.ClientResponseError) and is_too_long(error):
                 return None
@@ -134,12 +156,6 @@ class OpenAIModel(SimpleResponsesAPIModel):
     @cached_property
     def _settings(self) -> EndpointSettings:
         return EndpointSettings(self.config.name, self.config.openai_base_url, self.config.openai_model)
-
-
-def _unread(client: NeMoGymAsyncOpenAI) -> Callable[..., Awaitable[Any]]:
-    """`create_response` without reading its answer, unless somebody has put something else in its place."""
-    is_own = getattr(client.create_response, "__func__", None) is _CREATE_RESPONSE
-    return client.create_response_unread if is_own else client.create_response
 
 
 def _can_be_passed_on(answer: dict[str, Any]) -> TypeGuard[JsonObject]:

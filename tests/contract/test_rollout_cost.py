@@ -41,7 +41,8 @@ JSON_PASSES = {"validate_json", "to_json", "loads", "dumps"}
 MOST_VALIDATIONS = 10
 MOST_JSON_PASSES = 13
 HTTP_REQUESTS = 2
-MOST_CALLS = 1_040
+MOST_CALLS = 1_066
+"""Some 25 of them write requests, of which pydantic makes one call that takes twice as long."""
 MOST_CALLS_TO_TELL_TIMES = 45
 """What a collector that asks for the times of the calls adds to it."""
 MOST_CALLS_OF_COLLECTOR = 100

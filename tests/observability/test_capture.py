@@ -15,6 +15,7 @@ from typing import Any
 
 import anthropic
 import openai
+import orjson
 import pytest
 from pydantic import field_serializer
 
@@ -28,13 +29,15 @@ from nemo_gym.base_responses_api_model import (
     read_model_call_records,
 )
 from nemo_gym.errors import ConfigError
-from nemo_gym.http.request import json_bytes
+from nemo_gym.http import request as http_request
+from nemo_gym.http.request import SharedJson, json_bytes, request_json
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.observability.calls import rebuilt
 from nemo_gym.observability.store import Observing
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.servers.capture import _new_id, request_json
+from nemo_gym.servers.capture import _new_id
 from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, SERVER, TOOL, speaking
+from tests.recording.harness import Stage, noisy_endpoint, rows_of_example
 
 HI: Any = [{"role": "user", "content": "hi"}]
 FAIL: Any = [{"role": "user", "content": "fail"}]
@@ -132,6 +135,39 @@ def test_a_request_that_was_handed_over_is_captured_as_it_would_have_been_sent(i
     ):
         body = NeMoGymResponseCreateParamsNonStreaming.model_validate(given)
         assert request_json(body) == json_bytes(body)
+
+
+def test_what_is_sent_to_the_endpoint_is_written_once_and_captured_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    write = http_request._request_json
+
+    def noted(content: Any) -> bytes:
+        written.append(write(content))
+        return written[-1]
+
+    monkeypatch.setattr(http_request, "_request_json", noted)
+    observing: dict[str, Any] = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
+    with noisy_endpoint() as endpoint, Stage(endpoint.port, **observing) as stage:
+        stage.roll_out(rows_of_example(1)[:1])
+
+    captured = [call["request"] for call in CaptureStore(tmp_path).read("0-0")]
+    assert len(captured) > 1
+    assert [orjson.loads(each) for each in written] == captured
+
+
+def test_what_one_call_has_written_is_not_taken_for_that_of_another() -> None:
+    body = NeMoGymResponseCreateParamsNonStreaming(input="hi")
+    with SharedJson(body) as shared:
+        assert request_json(body) == b'{"input":"hi"}' == shared.made
+        other = NeMoGymResponseCreateParamsNonStreaming(input="other")
+        assert request_json(other) == b'{"input":"other"}'
+        with SharedJson(other):
+            body.input = "changed"
+            assert request_json(body) == b'{"input":"changed"}'
+        assert request_json(body) == b'{"input":"hi"}'
+    assert request_json(body) == b'{"input":"changed"}'
 
 
 def test_what_writes_itself_is_left_to_do_so() -> None:

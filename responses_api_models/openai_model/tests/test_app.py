@@ -137,6 +137,33 @@ def test_only_fields_that_were_set_go_on_and_the_configured_model_wins(
     assert {name: answer.json()[name] for name in RESPONSE} == RESPONSE
 
 
+def test_a_request_goes_on_with_the_name_of_the_model(endpoint: Endpoint, make_model: MakeModel) -> None:
+    body = {"input": [*HELLO["input"], {"role": "user", "content": '„quoted“ "}'}], "metadata": {"model": "mine"}}
+
+    post(make_model(endpoint.url), "/v1/responses", body, {"input": ""})
+
+    assert sorted(endpoint.requests, key=str) == sorted(
+        [body | {"model": "configured-model"}, {"input": "", "model": "configured-model"}], key=str
+    )
+    assert endpoint.headers[0]["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("way", ["_outgoing", "_request"])
+def test_a_subclass_may_change_what_goes_on(endpoint: Endpoint, make_model: MakeModel, way: str) -> None:
+    class Seeded(OpenAIModel):
+        pass
+
+    def seeded(model: OpenAIModel, body: Any) -> dict[str, Any]:
+        return {**getattr(OpenAIModel, way)(model, body), "seed": 7}
+
+    setattr(Seeded, way, seeded)
+    plain = make_model(endpoint.url)
+
+    post(Seeded(config=plain.config, server_client=plain.server_client), "/v1/responses", HELLO)
+
+    assert endpoint.requests == [HELLO | {"model": "configured-model", "seed": 7}]
+
+
 @pytest.mark.parametrize(
     "told",
     [
