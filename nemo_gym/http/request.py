@@ -24,6 +24,7 @@ import orjson
 from aiohttp import ClientResponse, ClientTimeout
 from multidict import CIMultiDict, CIMultiDictProxy
 from pydantic import BaseModel, PlainSerializer, SerializeAsAny, WrapSerializer
+from pydantic_core import PydanticSerializationError
 from yarl import URL
 
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
@@ -293,7 +294,10 @@ def json_bytes(value: Any) -> bytes:
             return _encoded_slowly(value, error)
     if type(value).model_dump is not BaseModel.model_dump:
         return json_bytes(value.model_dump(exclude_unset=True))
-    return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
+    try:
+        return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
+    except PydanticSerializationError:  # of half a surrogate pair
+        return json_bytes(value.model_dump(exclude_unset=True))
 
 
 class SharedJson:

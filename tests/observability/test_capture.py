@@ -170,6 +170,11 @@ def test_what_one_call_has_written_is_not_taken_for_that_of_another() -> None:
     assert request_json(body) == b'{"input":"changed"}'
 
 
+def test_half_a_character_is_written_as_an_escape() -> None:
+    body = NeMoGymResponseCreateParamsNonStreaming(input="half: \ud83d")
+    assert request_json(body) == json_bytes(body) == b'{"input":"half: \\ud83d"}'
+
+
 def test_what_writes_itself_is_left_to_do_so() -> None:
     class Own(NeMoGymResponseCreateParamsNonStreaming):
         @field_serializer("temperature")
