@@ -5,7 +5,7 @@ import functools
 import logging
 import warnings
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
@@ -233,15 +233,19 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
         return self._model_call_capture_enabled() or self._token_id_capture_enabled()
 
     def _in_rollout_context(self, run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        """`run`, its work marked as that of its rollout."""
+        """`run`, its work marked as that of its rollout; authors name the row as they like."""
 
         @functools.wraps(run)
         async def marked(*args: Any, **kwargs: Any) -> Any:
-            rows = (given for given in args if isinstance(given, BaseModel))
-            tokens = begin_rollout(maybe_rollout_id_from_run_body(kwargs.get("body") or next(rows, None)))
+            row = kwargs.get("body") or _first_model(args) or _first_model(kwargs.values())
+            tokens = begin_rollout(maybe_rollout_id_from_run_body(row))
             try:
                 return await run(*args, **kwargs)
             finally:
                 leave_rollout(tokens)
 
         return marked
+
+
+def _first_model(given: Iterable[Any]) -> BaseModel | None:
+    return next((each for each in given if isinstance(each, BaseModel)), None)

@@ -209,6 +209,16 @@ def test_run_works_for_its_rollout_while_calls_are_recorded() -> None:
             assert client.post("/run", json=ROW).json()["response"]["model"] == expected
 
 
+def test_run_works_for_its_rollout_whatever_its_author_calls_the_row() -> None:
+    class Other(Agent):
+        async def run(self, request: Request, asked: Row) -> BaseVerifyResponse:  # type: ignore[override]
+            return BaseVerifyResponse(**asked.model_dump(), response=answer(), reward=1.0)
+
+    like = agent_with(observability_enabled=True)
+    with TestClient(Other(config=like.config, server_client=like.server_client).complete_app()) as client:
+        assert client.post("/run", json=ROW).json()["response"]["model"] == "3-1"
+
+
 @pytest.mark.parametrize(
     ("server", "path", "expected"),
     [
