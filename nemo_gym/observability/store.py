@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from nemo_gym.keys import (
     OBSERVABILITY_ENABLED_KEY_NAME,
     OBSERVATIONS_KEY,
     OBSERVED_KEYS,
+    ROLLOUT_ID_KEY_NAME,
     TRAJECTORY_KEY,
 )
 from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
@@ -48,6 +50,11 @@ _ASKED, _SAID = b'\t"request":{', b'\t"response":{'
 _TOOLS = b'"tools":'
 _MANY_BYTES = 100
 """From which on it pays to read what is repeated only once."""
+_SHARED = "model_call_capture_rollout_id_shared"
+_SHARED_WORDS = (
+    "rollouts are made at the same time under the same %s, such as %r, so the calls of one cannot be told from those "
+    "of another; give every row its own and repeat none, or leave it out"
+)
 _SUFFIX, _INCOMPLETE_SUFFIX = ".capture.jsonl", ".capture.incomplete"
 
 
@@ -299,6 +306,9 @@ class Observing:
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
         self._stores = [CaptureStore(folder) for folder in folders]
+        self._under_way: Counter[str] = Counter()
+        self._shared: set[str] = set()
+        """Ids of rollouts under way whose calls cannot be told from those of others."""
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> "Observing":
@@ -315,10 +325,32 @@ class Observing:
             return post
 
         async def posted(row: Row) -> Any:
+            self._note_start(row)
             clear_in(self._stores, [row])
             return await post(row)
 
         return posted
+
+    def _note_start(self, row: Row) -> None:
+        if row.get(ROLLOUT_ID_KEY_NAME) is None:  # the numbers of a rollout are its own
+            return
+        with contextlib.suppress(ValueError):  # the agent refuses such a row, and says why
+            rollout_id = str(maybe_rollout_id_from_run_body(row))
+            if self._under_way[rollout_id]:
+                if not self._shared:
+                    logger.warning(_SHARED_WORDS, ROLLOUT_ID_KEY_NAME, rollout_id)
+                self._shared.add(rollout_id)
+            self._under_way[rollout_id] += 1
+
+    def _note_end(self, rollout_id: str) -> bool:
+        """Whether others were made under the same id meanwhile."""
+        is_shared = rollout_id in self._shared
+        if rollout_id in self._under_way:
+            self._under_way[rollout_id] -= 1
+            if not self._under_way[rollout_id]:
+                del self._under_way[rollout_id]
+                self._shared.discard(rollout_id)
+        return is_shared
 
     def fold(self, row: Row, record: Row) -> None:
         """Put into the record of a rollout that has ended what was observed of it, if anything was."""
@@ -334,14 +366,18 @@ class Observing:
         if rollout_id is None:
             return
         task_id = task_id_of(row, record)
+        is_shared = self._note_end(rollout_id)
         if isinstance(account := record.get(TRAJECTORY_KEY), Unread):
-            if trajectories.fold_unread(record, self._stores, task_id, rollout_id):
+            if not is_shared and trajectories.fold_unread(record, self._stores, task_id, rollout_id):
                 return
             record[TRAJECTORY_KEY] = parse(account.written)
         with_payloads = trajectories.keeps_history(record)
         trajectories.merge_model_call_capture_into_record(
             record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id
         )
+        if is_shared:
+            capture = record[CAPTURE_KEY]
+            capture["gaps"] = [*capture.get("gaps", ()), trajectories.gap(_SHARED)]
         trajectories.attach_trajectory(record, task_id, rollout_id)
 
 

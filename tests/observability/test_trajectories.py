@@ -1,5 +1,6 @@
 """Captured calls, an agent's observations and its own account become one trajectory; what is wrong becomes a gap."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,33 @@ def test_captures_of_earlier_runs_are_cleared_for_what_is_to_be_sent(tmp_path: P
     assert store.read("3-1") == []
     assert not store.is_incomplete("3-1")
     assert len(store.read("3-1-a1")) == len(store.read("4-1")) == 1
+
+
+def test_rollouts_under_one_id_at_the_same_time_say_so_and_one_after_another_have_no_need_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    observing, store = Observing([tmp_path]), CaptureStore(tmp_path)
+    rows = [{**ROW, "_ng_rollout_index": index, "_ng_rollout_id": "mine"} for index in range(2)]
+
+    async def call(row: dict[str, Any]) -> None:
+        store.record("mine", EXCHANGE)
+
+    def ended(row: dict[str, Any]) -> list[str]:
+        record = {**row, "reward": 1.0}
+        observing.fold(row, record)
+        return [gap["code"] for gap in record["ng_model_call_capture"].get("gaps", ())]
+
+    async def posted(*given: dict[str, Any]) -> None:
+        for row in given:
+            await observing.begin(call)(row)
+
+    asyncio.run(posted(*rows, ROW))
+    shared = ["model_call_capture_rollout_id_shared"]
+    assert [ended(row) for row in rows] == [shared, shared]
+    assert "under the same _ng_rollout_id, such as 'mine'" in caplog.text
+    for row in rows:
+        asyncio.run(posted(row))
+        assert ended(row) == []
 
 
 def test_trackers_get_neither_trajectories_nor_what_was_said(tmp_path: Path) -> None:
