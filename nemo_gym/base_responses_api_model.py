@@ -318,7 +318,7 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
             return handler
         is_async = is_async_callable(handler)
         is_plain = is_async and _takes_only_a_body(handler)
-        body_name = next(name for name in models_of(handler) if name != "return")
+        body_name = next((name for name in models_of(handler) if name != "return"), "body")
 
         is_read_later = recorder.mode is RecordingMode.RECORD and bool(getattr(handler, "reads_only", False))
 

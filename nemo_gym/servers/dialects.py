@@ -7,8 +7,9 @@ told in events.
 """
 
 import functools
+import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,7 @@ from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 
 from nemo_gym.dialects.anthropic import AnthropicDialect, error_body
-from nemo_gym.dialects.base import UnusableRequestError
+from nemo_gym.dialects.base import UnusableRequestError, set_fields
 from nemo_gym.dialects.chat import ChatDialect, chunks_of, sanitize_streaming_chat_body
 from nemo_gym.dialects.responses import (
     invalid,
@@ -83,6 +84,9 @@ class SpeaksDialects:
                 app.post(path)(self.messages)
                 continue
             handler, dispatch = self.handler_of(dialect), dispatchers[dialect]
+            if _goes_by_names(handler):
+                app.post(path)(dispatch)
+                continue
             app.post(path)(handler)
             call = getattr(app.router.routes[-1], "app", None)
             if isinstance(call, DirectCall):
@@ -134,11 +138,14 @@ class SpeaksDialects:
 async def _responses_from_chat(
     self: Any, request: Request, body: NeMoGymResponseCreateParamsNonStreaming = Body()
 ) -> NeMoGymResponse:
-    """Answer a Responses request by asking for the same as a chat."""
+    """Answer a Responses request by asking for the same as a chat; what its author refuses is refused."""
     dialect = self._converter_of_dialects
     params = NeMoGymChatCompletionCreateParamsNonStreaming.model_construct(**dialect.request_to(body))
     completion = await _called(self.chat_completions, params, request)
     if not isinstance(completion, NeMoGymChatCompletion):
+        completion = _as_object(completion)
+        if isinstance(completion, Response):
+            return completion  # type: ignore[return-value]
         completion = NeMoGymChatCompletion.model_validate(completion)
     answer: NeMoGymResponse = dialect.response_from(body, completion)
     return answer
@@ -147,23 +154,40 @@ async def _responses_from_chat(
 async def _chat_from_responses(
     self: Any, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
 ) -> NeMoGymChatCompletion:
-    """Answer a Chat Completions request by asking for the same as a response."""
+    """Answer a Chat Completions request by asking for the same as a response; what its author refuses is refused."""
     dialect = self._converter_of_dialects
     params = dialect.request_from(body.model_dump(exclude_unset=True))
-    response = await _called(self.responses, params, request)
-    fields = response if isinstance(response, dict) else orjson.loads(to_json(response))
+    fields = _as_object(await _called(self.responses, params, request))
+    if isinstance(fields, Response):
+        return fields  # type: ignore[return-value]
     return NeMoGymChatCompletion.model_validate(dialect.response_to(fields))
 
 
 async def _called(handler: Callable[..., Any], params: BaseModel, request: Request) -> Any:
     """What a handler says, which may take the request, too, and may be no coroutine."""
-    taken = get_typed_signature(handler).parameters
-    body_name = next((name for name in models_of(handler) if name != "return"), "body")
-    arguments: dict[str, Any] = {body_name: params}
-    arguments |= {name: request for name, given in taken.items() if given.annotation is Request or name == "request"}
+    taken, models = _taken(handler), models_of(handler)
+    body_name = next((name for name in models if name != "return"), "body")
+    arguments: dict[str, Any] = {body_name: _as_its_author_wants(params, taken.get(body_name), models.get(body_name))}
+    for name, given in taken.items():
+        if given.annotation is Request or (name == "request" and name != body_name):
+            arguments[name] = request
     if is_async_callable(handler):
         return await handler(**arguments)
     return await run_in_threadpool(handler, **arguments)
+
+
+def _taken(handler: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return get_typed_signature(handler).parameters
+
+
+def _as_its_author_wants(
+    params: BaseModel, taken: inspect.Parameter | None, kind: type[BaseModel] | None
+) -> BaseModel | dict[str, Any]:
+    """`params` as the parameter of a handler declares them: a type of its own, or a dictionary."""
+    if kind is not None:
+        return params if isinstance(params, kind) else kind.model_validate(set_fields(params))
+    is_dict = taken is not None and taken.annotation in (dict, dict[str, Any])
+    return params.model_dump(mode="json", exclude_unset=True) if is_dict else params
 
 
 def keeping_tokens(capture: "ServerTokenCapture", handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,10 +221,18 @@ def _with_tokens(result: Any) -> Any:
         return result
 
 
+def _goes_by_names(handler: Callable[..., Any]) -> bool:
+    """Whether only the name of a parameter says that it is the body or the request: FastAPI has to be told by type."""
+    taken = _taken(handler)
+    bare = inspect.Parameter.empty
+    kinds = [taken[name].annotation for name in ("body", "request") if name in taken]
+    is_maybe_request = "request" in taken and not isinstance(taken["request"].annotation, type)
+    return bare in kinds or is_maybe_request
+
+
 def _takes_only_body_and_request(handler: Callable[..., Any]) -> bool:
-    given = get_typed_signature(handler).parameters.values()
-    kinds = [each.annotation for each in given]
-    return all(isinstance(kind, type) and issubclass(kind, BaseModel | Request) for kind in kinds)
+    bodies = models_of(handler).keys()
+    return all(name in bodies or given.annotation is Request for name, given in _taken(handler).items())
 
 
 async def _streamed(
