@@ -326,13 +326,17 @@ class _Watch:
         try:
             await work
         except BaseException as error:
-            if not self._call.is_kept:
-                if self._chunks and self._is_stream:
-                    whole = b"".join(self._chunks)
-                    self._capture.keep(self._call, self._status, whole, is_stream=True, is_over=False)
-                else:
-                    self._capture.failed(self._call, error)
+            self._broke_off(error)
             raise
+        self._broke_off(ConnectionError("the caller hung up before the answer ended"))  # an app may end in good order
+
+    def _broke_off(self, error: BaseException) -> None:
+        if self._call.is_kept:
+            return
+        if self._is_stream and (self._chunks or isinstance(error, ConnectionError)):
+            self._capture.keep(self._call, self._status, b"".join(self._chunks), is_stream=True, is_over=False)
+        else:
+            self._capture.failed(self._call, error)
 
 
 def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -1,5 +1,6 @@
 """Model calls of a running server, captured: every dialect, streamed or not, answered or failed."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import anthropic
 import openai
 import orjson
 import pytest
+from fastapi.responses import StreamingResponse
 from pydantic import field_serializer
 
 from nemo_gym.base_responses_api_model import (
@@ -35,7 +37,8 @@ from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.observability.calls import rebuilt
 from nemo_gym.observability.store import Observing
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.servers.capture import _new_id
+from nemo_gym.rollout_correlation import rollout_context
+from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, _new_id
 from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, SERVER, TOOL, speaking
 from tests.recording.harness import Stage, noisy_endpoint, rows_of_example
 
@@ -383,6 +386,43 @@ def test_a_stream_that_breaks_off_is_rebuilt_as_far_as_it_came() -> None:
     assert rebuilt("responses", b"event: error\ndata: {}\n\n").ending == "error"
     assert rebuilt("chat", b'data: {"error": {"message": "no"}}\n\n').ending == "error"
     assert rebuilt("chat", b"\r\n: keep-alive\r\n\r\ndata: [DONE]\r\n\r\n").ending == "complete"
+
+
+@pytest.mark.parametrize(
+    ("media_type", "category", "text"),
+    [("text/event-stream", "stream_truncated", "Hel"), ("application/json", "connection", None)],
+)
+def test_a_call_whose_caller_hangs_up_before_the_answer_ends_is_captured(
+    tmp_path: Path, media_type: str, category: str, text: str | None
+) -> None:
+    chunk = {"id": "c", "model": "m", "choices": [{"delta": {"content": "Hel"}}]}
+
+    async def run() -> None:
+        is_first_out = asyncio.Event()
+
+        async def said() -> AsyncIterator[str]:
+            yield f"data: {json.dumps(chunk)}\n\n"
+            is_first_out.set()
+            await asyncio.Event().wait()
+
+        async def receive() -> Any:
+            await is_first_out.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        app = ModelCallCaptureMiddleware(
+            StreamingResponse(said(), media_type=media_type), ModelCallCapture(CaptureStore(tmp_path), "policy")
+        )
+        with rollout_context("3-1"):
+            await app({"type": "http", "path": "/v1/chat/completions"}, receive, send)
+
+    asyncio.run(run())
+
+    (call,) = CaptureStore(tmp_path).read("3-1")
+    assert call["error_category"] == category
+    assert (call["response"] and call["response"]["choices"][0]["message"]["content"]) == text
 
 
 @pytest.mark.parametrize("dialect", MODEL_PATHS.values())
