@@ -14,7 +14,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent import futures
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ class AsyncSandbox:
         self._spec = spec or SandboxSpec()
         self._handle: SandboxHandle | None = None
         self._is_stopped = False
-        self._is_starting = False
+        self._creating: asyncio.Future[SandboxHandle] | None = None
         self.pty = SandboxPty(self)
         """Terminals in it."""
 
@@ -92,18 +92,23 @@ class AsyncSandbox:
         """Make the sandbox and put the files of its spec inside.
 
         Raises:
-            RuntimeError: it was started before; or `SandboxCreateError`, it could not be made.
+            RuntimeError: it was started before, or stopped meanwhile; or `SandboxCreateError`, it could not be made.
         """
         if self._is_stopped:
             raise RuntimeError("Sandbox has been stopped and cannot be started again; make another one")
-        if self._handle is not None or self._is_starting:
+        if self._handle is not None or self._creating is not None:
             raise RuntimeError("Sandbox has been started already")
         self._spec = spec or self._spec
-        self._is_starting = True
+        self._creating = asyncio.ensure_future(self._provider.create(self._spec))
         try:
-            self._handle = await self._provider.create(self._spec)
+            self._handle = await self._creating
+        except asyncio.CancelledError:
+            if not self._is_stopped or asyncio.current_task().cancelling():
+                raise
         finally:
-            self._is_starting = False
+            self._creating = None
+        if self._is_stopped:
+            raise RuntimeError("Sandbox has been stopped while it was started")
         try:
             for target, text in self._spec.files.items():
                 await self._put_text(text, target)
@@ -175,6 +180,7 @@ class AsyncSandbox:
             return
         self._is_stopped = True
         try:
+            await self._give_up_creating()
             await self.pty.close()
         finally:
             try:
@@ -215,6 +221,15 @@ class AsyncSandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def _give_up_creating(self) -> None:
+        """What is just being made is not to be left behind: its maker removes it, or it is known from here on."""
+        if (creating := self._creating) is None:
+            return
+        creating.cancel()
+        await asyncio.wait([creating])
+        if not creating.cancelled() and creating.exception() is None:
+            self._handle = creating.result()
 
     async def _put_text(self, text: str, target: str) -> None:
         with tempfile.TemporaryDirectory(prefix="nemo-gym-upload-") as folder:
@@ -287,7 +302,8 @@ class SandboxPty:
         the command.
         """
         is_plain = SandboxPtySpec(None, cwd, env, rows, cols, user, pty) == SandboxPtySpec()
-        shell = session or (self._oldest_shell() if is_plain else None)
+        shells = [each for each in self._shells if is_plain and not _is_closed(each)]
+        shell = session or (shells[0] if shells else None)
         try:
             async with asyncio.timeout(timeout_s):
                 if shell is not None:
@@ -308,9 +324,6 @@ class SandboxPty:
             if not _is_closed(session):
                 with contextlib.suppress(SandboxPtyError):
                     await session.close()
-
-    def _oldest_shell(self) -> SandboxPtySession | None:
-        return next((session for session in self._shells if not _is_closed(session)), None)
 
 
 def _is_closed(session: SandboxPtySession) -> bool:
@@ -339,10 +352,8 @@ async def _exec_alone(session: SandboxPtySession, *, is_terminal: bool) -> Sandb
 async def _exec_in_shell(session: SandboxPtySession, command: str) -> SandboxExecResult:
     """Type the command between two marks that are written in two halves, so that their echo is not taken for them."""
     mark = uuid.uuid4().hex
-    first, second = mark[:16], mark[16:]
-    line = (
-        f" printf '%s%s\\n' {first} {second}; eval {shlex.quote(command)}; printf '\\n%s%s:%d\\n' {first} {second} $?\n"
-    )
+    halves = f"{mark[:16]} {mark[16:]}"
+    line = f" printf '%s%s\\n' {halves}; eval {shlex.quote(command)}; printf '\\n%s%s:%d\\n' {halves} $?\n"
     await session.write(line.encode())
     seen = b""
     while True:
@@ -364,6 +375,8 @@ class Sandbox:
         """Start nothing yet; see `AsyncSandbox`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._first_stop = threading.Lock()
         self._sandbox = AsyncSandbox(provider, spec)
 
     @property
@@ -406,7 +419,8 @@ class Sandbox:
 
     def stop(self) -> None:
         """Remove the sandbox with all that is in it; a second call does nothing."""
-        if self._sandbox._is_stopped:
+        _refuse_in_loop()
+        if not self._first_stop.acquire(blocking=False):
             return
         try:
             self._wait_for(self._sandbox.stop())
@@ -428,26 +442,26 @@ class Sandbox:
 
     def _wait_for(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         try:
-            asyncio.get_running_loop()
+            _refuse_in_loop()
         except RuntimeError:
-            pass
-        else:
             work.close()
-            raise RuntimeError("Sandbox blocks and cannot be used inside a running event loop; use AsyncSandbox there")
-        future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+            raise
+        with self._lock:
+            future = None if self._sandbox._is_stopped else asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        if future is None:  # it only has to be said that it is stopped
+            return asyncio.run(work)
         try:
             return future.result(SYNC_OPERATION_TIMEOUT_S)
-        except FutureTimeoutError:
+        except futures.TimeoutError:
             if future.done():  # the work itself raised it
                 raise
             future.cancel()
             raise TimeoutError(f"the sandbox did not answer within {SYNC_OPERATION_TIMEOUT_S:g} s") from None
+        except futures.CancelledError:
+            raise RuntimeError("Sandbox has been stopped") from None
         except BaseException:
             future.cancel()
             raise
-        finally:
-            if self._sandbox._is_stopped:  # whoever asks for the status afterwards leaves no thread behind
-                self._close_loop()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -457,10 +471,30 @@ class Sandbox:
         return self._loop
 
     def _close_loop(self) -> None:
-        loop, self._loop = self._loop, None
+        with self._lock:
+            loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
+        with contextlib.suppress(futures.TimeoutError):
+            asyncio.run_coroutine_threadsafe(_end_others(), loop).result(3 * SYNC_LOOP_CLOSE_TIMEOUT_S)
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join(SYNC_LOOP_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
             loop.close()
+
+
+def _refuse_in_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("Sandbox blocks and cannot be used inside a running event loop; use AsyncSandbox there")
+
+
+async def _end_others() -> None:
+    """Let everything in this loop that other threads wait for come to its end, or end it."""
+    for _ in range(2):
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, late = await asyncio.wait(others, timeout=SYNC_LOOP_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()

@@ -99,12 +99,19 @@ class Keeper:
 
     def _start(self, order: dict[str, Any], streams: list[int]) -> None:
         folder = os.open(order["cwd"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _become(order, folder, streams, self._memory)
-        finally:
-            os.close(folder)
+        hears, tells = os.pipe2(os.O_CLOEXEC)
+        with os.fdopen(hears, "rb") as told:
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    _become(order, folder, streams, tells, self._memory)
+            finally:
+                os.close(folder)
+                os.close(tells)
+            why = told.read()  # its end is closed as it becomes the command
+        if why:
+            self._tell({"id": order["id"], "problem": f"the command cannot be started: {why.decode()}"})
+            return
         found = _process(pid)
         self._owners[pid] = order["id"]
         self._running[order["id"]] = Running(order["id"], pid, found.started if found else 0)
@@ -169,8 +176,8 @@ class Keeper:
         wire.send(self._orders.fileno(), answer)
 
 
-def _become(order: dict[str, Any], folder: int, streams: list[int], memory: int) -> None:
-    """In the child: become the command."""
+def _become(order: dict[str, Any], folder: int, streams: list[int], tells: int, memory: int) -> None:
+    """In the child: become the command, or tell why that cannot be."""
     try:
         os.setsid()
         os.fchdir(folder)
@@ -178,7 +185,8 @@ def _become(order: dict[str, Any], folder: int, streams: list[int], memory: int)
             os.dup2(source, target + 100)
         for target in range(STREAMS):
             os.dup2(target + 100, target)
-        os.closerange(STREAMS, _OPEN_FILES)
+        os.closerange(STREAMS, tells)
+        os.closerange(tells + 1, _OPEN_FILES)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -186,7 +194,7 @@ def _become(order: dict[str, Any], folder: int, streams: list[int], memory: int)
         _set_limits(memory, order["processors"])
         os.execve(order["arguments"][0], order["arguments"], order["env"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, this is no second keeper
-        os.write(2, f"the command cannot be started: {error}\n".encode())
+        os.write(tells, str(error).encode(errors="replace"))
     finally:
         os._exit(126)
 

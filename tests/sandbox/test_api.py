@@ -250,6 +250,78 @@ def test_the_provider_is_closed_whatever_happens() -> None:
     asyncio.run(use())
 
 
+def test_stopping_while_it_starts_leaves_nothing() -> None:
+    class Slow(Notebook):
+        async def create(self, spec: SandboxSpec) -> SandboxHandle:
+            try:
+                await asyncio.sleep(0.3 if spec.image == "stubborn" else 30)
+            except asyncio.CancelledError:
+                self.events.append("removed")
+                if spec.image != "stubborn":
+                    raise
+            return await super().create(spec)
+
+    async def use(image: str) -> list[str]:
+        provider = Slow()
+        sandbox = AsyncSandbox(provider, SandboxSpec(image=image, files={"/a": "text"}))
+        start = asyncio.create_task(sandbox.start())
+        await asyncio.sleep(0.05)
+        await sandbox.stop()
+        with pytest.raises(RuntimeError, match="stopped while it was started"):
+            await start
+        return provider.events
+
+    assert asyncio.run(use("slow")) == ["removed", "aclose"]
+    assert asyncio.run(use("stubborn")) == ["removed", "create", "close", "aclose"]
+
+
+def test_one_thread_stops_what_another_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Careful(Notebook):
+        async def close(self, handle: SandboxHandle) -> None:
+            await asyncio.sleep(0.3)
+            await super().close(handle)
+
+        async def exec(self, handle: SandboxHandle, command: str, **how: Any) -> SandboxExecResult:
+            if command == "short":
+                await asyncio.sleep(0.2)
+            return await super().exec(handle, command, **how)
+
+    monkeypatch.setattr("nemo_gym.sandbox.api.SYNC_LOOP_CLOSE_TIMEOUT_S", 0.5)
+    for command, expected in (("short", "short in None as None"), ("wait", "Sandbox has been stopped")):
+        provider = Careful()
+        sandbox = Sandbox(provider).start()
+        said: list[str | None] = []
+
+        def work(sandbox: Sandbox = sandbox, command: str = command, said: list[str | None] = said) -> None:
+            try:
+                said.append(sandbox.exec(command).stdout)
+            except RuntimeError as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=work, daemon=True), threading.Thread(target=sandbox.stop, daemon=True)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert said == [expected]
+        assert provider.events == ["create", "close", "aclose"]
+
+
+def test_a_stop_that_is_refused_breaks_nothing() -> None:
+    async def inside_a_loop() -> None:
+        sandbox.stop()
+
+    with Sandbox(Notebook()) as sandbox:
+        sandbox.start()
+        loop = sandbox._loop
+        with pytest.raises(RuntimeError, match="use AsyncSandbox there"):
+            asyncio.run(inside_a_loop())
+        assert sandbox._loop is loop
+        assert sandbox.exec("x").stdout == "x in None as None"
+
+
 def test_programs_without_an_event_loop_have_sandboxes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
     provider = Notebook()

@@ -200,6 +200,40 @@ def test_no_value_of_a_variable_is_in_what_is_said(docker: StandIn, tmp_path: Pa
     asyncio.run(use())
 
 
+def test_variables_may_be_numbers_and_are_not_on_command_lines(
+    docker: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_KEY", "sk-1234")
+    monkeypatch.setenv("LANGUAGE", "de")
+
+    async def use() -> None:
+        env = {"N": 5, "API_KEY": "sk-1234", "LANGUAGE": "fr"}
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path, env=env)) as sandbox:
+            await sandbox.start()
+            said = await sandbox.exec("echo $N $API_KEY $LANGUAGE $M", env={"M": 6})  # type: ignore[dict-item]
+            assert said.stdout == "5 sk-1234 fr 6\n"
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path, image="missing", env=env)) as sandbox:
+            with pytest.raises(SandboxCreateError, match="pull access denied"):
+                await sandbox.start()
+
+    asyncio.run(use())
+    assert "sk-1234" not in str(docker.calls())
+    assert "LANGUAGE=fr" in str(docker.calls("exec"))
+
+
+def test_a_command_that_cannot_be_started_is_a_result(docker: StandIn, tmp_path: Path) -> None:
+    async def use() -> None:
+        async with AsyncSandbox({"docker": {}}, spec(tmp_path)) as sandbox:
+            await sandbox.start()
+            for unfit in ("echo a\0b", "echo \ud800"):
+                said = await sandbox.exec(unfit)
+                assert (said.return_code, said.error_type) == (125, "sandbox")
+                assert "the command cannot be started: " in (said.stderr or "")
+            assert (await sandbox.exec("echo on")).stdout == "on\n"
+
+    asyncio.run(use())
+
+
 def test_a_start_that_is_given_up_leaves_no_container(docker: StandIn, tmp_path: Path) -> None:
     async def use() -> None:
         async with AsyncSandbox({"docker": {}}, spec(tmp_path, image="slow")) as sandbox:
@@ -253,6 +287,8 @@ def test_a_container_ends_when_its_time_is_over(
     [
         ({"create": {"netwrok": "none"}}, "`docker.create` has no netwrok; there are start_timeout_s"),
         ({"exec": {"cpus": 1}}, "`docker.exec` has no cpus"),
+        ({"exec": {"concurrency": 0}}, "`exec.concurrency` .* must be at least 1, not 0"),
+        ({"create": "fast"}, "`docker.create` must be a mapping, not 'fast'"),
         ({"prob": {}}, "does not take these settings: .*'prob'; there are .*probe"),
     ],
 )
@@ -273,7 +309,7 @@ def test_many_sandboxes_keep_to_the_number_of_commands(docker: StandIn, tmp_path
     async def use() -> list[str | None]:
         async with AsyncSandbox(provider, spec(tmp_path)) as sandbox:
             await sandbox.start()
-            script = "echo x >> running; wc -l < running; sleep 0.3; sed -i 1d running"
+            script = "> running.$$; ls -d running.* | wc -l; sleep 0.3; rm running.$$"
             done = await asyncio.gather(*(sandbox.exec(script) for _ in range(6)))
             return [each.stdout for each in done]
 

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -162,6 +164,12 @@ def test_problems_of_the_sandbox_are_told_from_those_of_commands() -> None:
         nowhere = await sandbox.exec("true", cwd="/no/such/folder")
         assert (nowhere.return_code, nowhere.error_type) == (125, "sandbox")
         assert "/no/such/folder: No such file" in (nowhere.stderr or "")
+        for unfit in ("echo a\0b", "echo \ud800", f"echo {'x' * 200_000}"):
+            not_begun = await sandbox.exec(unfit)
+            assert (not_begun.return_code, not_begun.error_type) == (125, "sandbox")
+            assert "the command cannot be started: " in (not_begun.stderr or "")
+        number: dict[str, str] = {"N": 5}  # type: ignore[dict-item]
+        assert (await sandbox.exec("echo $N", env=number)).stdout == "5\n"
         somebody = await sandbox.exec("true", user="root")
         assert (somebody.return_code, somebody.error_type) == (125, "sandbox")
         work = asyncio.create_task(sandbox.exec("sleep 4567"))
@@ -173,6 +181,30 @@ def test_problems_of_the_sandbox_are_told_from_those_of_commands() -> None:
         assert await sandbox.status() is SandboxStatus.STOPPED
 
     in_sandbox(use)
+
+
+@needs_isolation
+def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opened = local.LocalProvider._open
+    rooms: list[local.Room] = []
+
+    def slow(provider: local.LocalProvider, spec: SandboxSpec, loop: asyncio.AbstractEventLoop) -> local.Room:
+        rooms.append(opened(provider, spec, loop))
+        time.sleep(0.3)
+        return rooms[-1]
+
+    async def use() -> None:
+        start = asyncio.create_task(AsyncSandbox({"local": {}}).start())
+        await asyncio.sleep(0.1)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await asyncio.to_thread(until, lambda: bool(rooms) and rooms[0].process.returncode is not None)
+
+    monkeypatch.setattr(local.LocalProvider, "_open", slow)
+    asyncio.run(use())
+    assert list(tmp_path.glob("nemo-gym-sandbox-*")) == []
 
 
 @needs_isolation

@@ -49,6 +49,8 @@ class Program:
     """One container program, of which a bounded number of commands run at a time."""
 
     def __init__(self, name: str, concurrency: int) -> None:
+        if concurrency < 1:
+            raise ValueError(f"`exec.concurrency` of the sandbox provider must be at least 1, not {concurrency!r}")
         self._name = name
         self._slots = asyncio.Semaphore(concurrency)
 
@@ -80,15 +82,18 @@ class Program:
         """
         async with self._slots:
             loop = asyncio.get_running_loop()
-            transport, client = await loop.subprocess_exec(
-                lambda: _Client(loop),
-                self.path,
-                *arguments,
-                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**inherited_environment(), **(env or {})},
-            )  # in this process's group: when that is killed, nothing may go on making containers
+            try:
+                transport, client = await loop.subprocess_exec(
+                    lambda: _Client(loop),
+                    self.path,
+                    *arguments,
+                    stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={**inherited_environment(), **(env or {})},
+                )  # in this process's group: when that is killed, nothing may go on making containers
+            except ValueError as error:  # a zero byte, half a character: models write such things
+                raise OSError(f"the command cannot be started: {error}") from error
             if stdin is not None:
                 _feed(transport, stdin)
             is_late = False
@@ -167,8 +172,10 @@ def settings_of(kind: type[_Settings], given: Mapping[str, Any] | None, where: s
     """A block of a provider's config.
 
     Raises:
-        ValueError: it has a key that nothing reads.
+        ValueError: it is no mapping, or has a key that nothing reads.
     """
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"`{where}` must be a mapping, not {given!r}")
     values = dict(given or {})
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(known)):

@@ -155,7 +155,7 @@ class ApptainerProvider:
             ended = await self._with_env_file(
                 instance, variables, [*arguments, "{env}", f"instance://{instance.name}", *inside], limit_s, stdin
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return failure(str(error))
         except BaseException:
             await asyncio.shield(self._kill_inside(instance, mark))

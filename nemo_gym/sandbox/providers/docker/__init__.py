@@ -129,8 +129,13 @@ class Variables:
     def of(cls, env: Mapping[str, str]) -> "Variables":
         """How these are handed over."""
         own = inherited_environment()
-        hidden = {name: str(value) for name, value in env.items() if name not in own and "DOCKER" not in name.upper()}
-        given = [name if name in hidden else f"{name}={value}" for name, value in env.items()]
+        texts = {name: str(value) for name, value in env.items()}
+        hidden = {
+            name: value
+            for name, value in texts.items()
+            if own.get(name, value) == value and "DOCKER" not in name.upper()
+        }
+        given = [name if name in hidden else f"{name}={value}" for name, value in texts.items()]
         return cls([part for each in given for part in ("--env", each)], hidden)
 
 
@@ -391,7 +396,7 @@ def _blames_daemon(ended: Ended) -> bool:
 
 def _masked(text: str, spec: SandboxSpec) -> str:
     """Without the values of variables, which may be secrets."""
-    for value in sorted(spec.env.values(), key=len, reverse=True):
+    for value in sorted(map(str, spec.env.values()), key=len, reverse=True):
         if len(value) >= 4:
             text = text.replace(value, "****")
     return text

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -153,7 +153,12 @@ class LocalProvider:
         """
         _check(spec)
         loop = asyncio.get_running_loop()
-        room = await asyncio.to_thread(self._open, spec, loop)
+        opening = asyncio.create_task(asyncio.to_thread(self._open, spec, loop))
+        try:
+            room = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
         threading.Thread(target=room.listen, name="sandbox answers", daemon=True).start()
         handle = SandboxHandle(room.root.name, self.name, room)
         if spec.workdir:
@@ -296,7 +301,7 @@ class LocalProvider:
             "id": number,
             "arguments": [_shell(), "-c", command],
             "cwd": os.path.join(room.folder, cwd or ""),  # noqa: PTH118 - an absolute `cwd` is taken as it is
-            "env": {**_variables(room.folder), **room.spec.env, **(env or {})},
+            "env": {**_variables(room.folder), **_texts(room.spec.env), **_texts(env or {})},
             "processors": room.processors,
         }
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -428,6 +433,17 @@ def _variables(folder: str) -> dict[str, str]:
         "USER": USER_NAME,
         "LANG": "C.UTF-8",
     }
+
+
+def _texts(env: Mapping[str, Any]) -> dict[str, str]:
+    """Variables as a process takes them: a config has numbers, too."""
+    return {name: str(value) for name, value in env.items()}
+
+
+def _close_unwanted(opening: "asyncio.Task[Room]") -> None:
+    """Whoever wanted the room has been cancelled; a thread goes on until it is open."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _said(error: Exception) -> str:
