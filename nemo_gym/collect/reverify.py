@@ -305,7 +305,7 @@ class Reverification:
 
 
 def check_sources(config: RolloutReverificationConfig) -> None:
-    """Refuse what cannot be the files of a run, and an output that is one of them; touches nothing.
+    """Refuse what cannot be the files of a run, and an output that is one of them or is there; touches nothing.
 
     Raises:
         ConfigError: naming the option and the remedy.
@@ -328,6 +328,23 @@ def check_sources(config: RolloutReverificationConfig) -> None:
                 f"+output_jsonl_fpath={output} belongs to the run that is scored again; name another file. To score "
                 "only what that run failed to score, resume it: +resume_from_cache=true asks no agent again for that"
             )
+    possible = [config.output(is_unsafe=is_unsafe) for is_unsafe in ((False, True) if config.force else (False,))]
+    in_the_way = [_in_the_way(config, RolloutPaths.of_output(output)) for output in possible]
+    if all(in_the_way):  # whatever the environments say of themselves
+        raise _output_exists(in_the_way[0])
+
+
+def _in_the_way(config: RolloutReverificationConfig, paths: RolloutPaths) -> list[Path]:
+    """Files of an earlier output that nothing was said about."""
+    is_settled_by_option = config.resume_from_cache or config.append or config.overwrite
+    return [] if is_settled_by_option else [path for path in (paths.rollouts, paths.failures) if path.exists()]
+
+
+def _output_exists(existing: Sequence[Path]) -> ConfigError:
+    return ConfigError(
+        f"Output file already exists: {existing[0]}. Go on with +resume_from_cache=true, start afresh with "
+        "+overwrite=true, which keeps it, or name another +output_jsonl_fpath"
+    )
 
 
 def _announce(config: RolloutReverificationConfig, stored: StoredResponses, chosen: ChosenRows) -> None:
@@ -357,13 +374,10 @@ def _open(
 ) -> Iterator[Run]:
     """The run of the output, locked; its rows are in place, and so are the verdicts that are kept."""
     paths = options.paths
-    existing = [path for path in (paths.rollouts, paths.failures) if path.exists()]
-    goes_on = bool(existing) and (config.resume_from_cache or config.append)
-    if existing and not goes_on and not config.overwrite:
-        raise ConfigError(
-            f"Output file already exists: {existing[0]}. Go on with +resume_from_cache=true, start afresh with "
-            "+overwrite=true, which keeps it, or name another +output_jsonl_fpath"
-        )
+    if existing := _in_the_way(config, paths):
+        raise _output_exists(existing)
+    is_there = paths.rollouts.exists() or paths.failures.exists()
+    goes_on = is_there and (config.resume_from_cache or config.append)
     check_output(paths, is_resumed=goes_on)
     with only_writer(paths) as lock:
         refuse_files_of_others(paths)

@@ -147,9 +147,11 @@ def test_it_goes_on_where_it_was_ended(tmp_path: Path, environment: FakeEnvironm
     assert first.exit_code == 1
     assert "2 rollouts are missing" in first.stderr
     assert len(keys_in(tmp_path / "new.jsonl")) == 18
+    environment.asked.clear()
     refused = reverify()
     assert refused.exit_code == 2
     assert "Output file already exists" in refused.stderr
+    assert not environment.asked["/reverify_mode"]  # nothing is started or asked for what cannot be written
     environment.score = lambda body: 1.0
     environment.verified.clear()
     resumed = reverify("+resume_from_cache=true", "+max_attempts=20")
