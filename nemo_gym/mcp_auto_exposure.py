@@ -381,11 +381,19 @@ class _Seeding(Rewriting):
         said = _loaded(content)
         if said is None or NEMO_GYM_MCP_METADATA_KEY in said:
             return content
-        token = self._tokens.make(
-            scope["session"][SESSION_ID_KEY], self._server.mcp_allowed_tools_for_session(deepcopy(note))
-        )
+        allowed = _names(self._server.mcp_allowed_tools_for_session(deepcopy(note)))
+        token = self._tokens.make(scope["session"][SESSION_ID_KEY], allowed)
         metadata = MCPServerMetadata(server_name=self._name, url_path=MCP_URL_PATH, headers={TOKEN_HEADER: token})
         return json.dumps({**said, NEMO_GYM_MCP_METADATA_KEY: metadata.model_dump()}).encode()
+
+
+def _names(allowed: Any) -> list[str] | None:
+    """What `mcp_allowed_tools_for_session` returned; a text is refused, as a tool would be looked for inside it."""
+    if allowed is None:
+        return None
+    if not isinstance(allowed, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in allowed):
+        raise TypeError(f"mcp_allowed_tools_for_session must return a list of names, or None for all: {allowed!r}")
+    return sorted(allowed) if isinstance(allowed, set | frozenset) else list(allowed)
 
 
 class _Verifying(Rewriting):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.cookies import SimpleCookie
@@ -233,6 +234,12 @@ def test_what_a_session_may_not_do_is_said_to_the_model(shop: str, use: Use) -> 
     everything, _ = seeded(shop)
     failed = use(shop, everything["headers"], [["close", {}]])["answers"]
     assert failed == [[True, "HTTP 409 from POST /close: the shop is open all night", None]]
+
+
+def test_a_text_is_no_list_of_tools(shop: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="500") as refused:
+        seeded(shop, allowed="add, close")
+    assert "must return a list of names, or None for all: 'add, close'" in refused.value.read().decode()
 
 
 def test_a_token_is_needed_and_cannot_be_made_up(shop: str, use: Use) -> None:
