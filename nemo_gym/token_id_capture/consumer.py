@@ -76,7 +76,8 @@ def trajectories_for_rollout(
     """What the files of a rollout amount to; None when there are none."""
     for folder in token_capture_dirs:
         store = TokenCaptureStore(folder)
-        if any(path.exists() for path in (store.path_for(rollout_id), store.state_path_for(rollout_id))):
+        kept = (store.path_for(rollout_id), store.state_path_for(rollout_id), store.intents_path_for(rollout_id))
+        if any(path.exists() for path in kept):
             return _built(store.freeze_now(rollout_id), builder, model)
     return None
 

@@ -174,6 +174,10 @@ def test_clearing_passes_over_rows_that_name_no_rollout(store: TokenCaptureStore
 
 def test_what_files_amount_to(store: TokenCaptureStore, tmp_path: Path) -> None:
     assert trajectories_for_rollout("3-1", [tmp_path]) is None
+    asyncio.run(store.begin_call("8-8", "never-ended"))
+    lost = trajectories_for_rollout("8-8", [tmp_path])
+    assert lost is not None
+    assert (lost["mask_sample"], lost["metrics"]["capture_incomplete"]) == (True, True)
     store.append(call("a", [1], [2]))
     built = trajectories_for_rollout("3-1", [tmp_path / "empty", tmp_path], model="other")
     assert built is not None
