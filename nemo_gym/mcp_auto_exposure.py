@@ -159,14 +159,16 @@ def bind_route(route: APIRoute) -> BindResult:
         elif inspect.isclass(kind) and issubclass(kind, Request):
             requests.append(name)
         elif name in route.param_convertors:
-            path_param = name if kind in (str, inspect.Parameter.empty) else path_param
-            reasons += [] if path_param else [f"{name} of its path is no text"]
+            path_param = name
+            reasons += [] if kind in (str, inspect.Parameter.empty) else [f"{name} of its path is no text"]
         elif _is_body(kind) and (parameter.default is parameter.empty or _is_required_body(parameter.default)):
             bodies[name] = kind
         else:
             reasons.append(f"its parameter {name} is neither a request nor a required body")
     if len(bodies) > 1:
         reasons.append(f"it takes {len(bodies)} bodies ({', '.join(bodies)})")
+    if len(route.param_convertors) > 1:
+        reasons.append(f"its path has {len(route.param_convertors)} parameters ({', '.join(route.param_convertors)})")
     body_param, body = next(iter(bodies.items()), (None, None))
     body_model = body if inspect.isclass(body) and issubclass(body, BaseModel) else None
     returned = get_typed_return_annotation(route.endpoint)
@@ -204,7 +206,8 @@ def harvest_tools(app: FastAPI, server: Any) -> dict[str, MCPTool]:
             continue
         result, name = bind_route(route), route.path.lstrip("/")
         described = Tool(name, _schema(result.body_model), route.description or route.summary or None)
-        tools[name] = MCPTool(name, described, result.binding, None, route.path, tuple(result.reasons))
+        tool = MCPTool(name, described, result.binding, None, route.path, tuple(result.reasons))
+        tools.setdefault(name, tool)  # of two routes with one path, the first answers
     return tools
 
 
@@ -267,6 +270,8 @@ def install_auto_exposure(server: Any, app: FastAPI) -> dict[str, MCPTool]:
 def _checked(chosen: list[MCPTool], server: str) -> dict[str, MCPTool]:
     tools: dict[str, MCPTool] = {}
     for tool in chosen:
+        if not isinstance(tool, MCPTool):
+            raise ExposureError(f"{server}: mcp_tools must return tools that it was given or `catchall` made: {tool!r}")
         if tool.binding is None:
             why = "; ".join(tool.reasons) or "it has no route"
             raise ExposureError(f"{server}: {tool.name!r} cannot be a tool over MCP: {why}")

@@ -158,6 +158,12 @@ async def _asked(body: Numbers, times: int = 1) -> None: ...
 async def _required(body: Numbers = Body()) -> None: ...
 
 
+async def _numbered(number: int, body: Numbers) -> None: ...
+
+
+async def _nested(one: str, other: str, body: Numbers) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("endpoint", "reason"),
     [
@@ -194,6 +200,36 @@ def test_what_cannot_be_offered_is_refused_when_the_server_starts(further: Any, 
     with pytest.raises(ValueError, match="tools: ") as raised:
         server(further=further).complete_app()
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint", "reason"),
+    [
+        ("/a/{number}", _numbered, "number of its path is no text"),
+        ("/a/{one}/{other}", _nested, "its path has 2 parameters (one, other)"),
+    ],
+)
+def test_a_tools_name_is_the_one_text_of_its_path(path: str, endpoint: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match="'get' cannot be a tool over MCP") as raised:
+        server(Silent, lambda app: app.post(path)(endpoint)).complete_app()
+    assert reason in str(raised.value)
+
+
+def test_of_two_routes_with_one_path_the_one_that_answers_is_the_tool() -> None:
+    async def later(body: Numbers, times: int = 1) -> None: ...
+
+    (tool,) = ask(client_of(server(further=lambda app: app.post("/add")(later))), "tools/list")["result"]["tools"]
+    assert tool["description"] == "The sum."
+
+
+class Naming(Tools):
+    def mcp_tools(self, harvested: list[MCPTool], catchall: Any | None) -> list[Any]:
+        return ["add"]
+
+
+def test_tools_are_chosen_as_they_are_not_by_name() -> None:
+    with pytest.raises(ValueError, match="mcp_tools must return tools that it was given or `catchall` made: 'add'"):
+        server(Naming).complete_app()
 
 
 def test_names_are_unique_and_a_route_without_a_tool_is_noted(caplog: pytest.LogCaptureFixture) -> None:
