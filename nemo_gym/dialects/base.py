@@ -2,13 +2,12 @@
 
 Rollouts are kept in the words of the Responses API. A model server whose endpoint speaks another API puts the request
 into a dialect and the answer back; callers that ask in a dialect are understood the other way round. Each dialect is
-one class and one line in `DIALECTS`. Here is also what all of them need: the fields of a request that somebody set,
-what rows send along for the endpoint, and the errors for what a dialect has no words for.
+one class. Here is also what all of them need: the fields of a request that somebody set, what rows send along for the
+endpoint, and the errors for what a dialect has no words for.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -18,12 +17,6 @@ from starlette.exceptions import HTTPException
 if TYPE_CHECKING:
     from nemo_gym.schemas.openai_items import NeMoGymResponseOutputItem
     from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-
-DIALECTS = {
-    "chat": "nemo_gym.dialects.chat:ChatDialect",
-    "messages": "nemo_gym.dialects.anthropic:AnthropicDialect",
-}
-"""Module and class of every dialect; a class is loaded when somebody asks for it."""
 
 EXTRA_BODY = "extra_body"
 """Fields to add to the request, such as `seed` or `top_k`."""
@@ -56,19 +49,6 @@ class Dialect(Protocol):
 
     def events_of(self, answer: Mapping[str, Any], /) -> Iterator[str]:
         """An answer in the dialect as the lines by which it is streamed."""
-
-
-def dialect(name: str, **settings: Any) -> Dialect:
-    """The dialect called `name`, with settings of its own.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    if name not in DIALECTS:
-        raise ValueError(f"There is no dialect {name!r}; these are known: {', '.join(DIALECTS)}")
-    module, _, class_name = DIALECTS[name].partition(":")
-    made: Dialect = getattr(import_module(module), class_name)(**settings)
-    return made
 
 
 def sse(data: Mapping[str, Any], event: str | None = None) -> str:
