@@ -42,8 +42,8 @@ from nemo_gym.cli.registry import (
 )
 from nemo_gym.cli.tree import spelled_as_gym
 from nemo_gym.config.options import Option, meanings_of, options_of, validate_options
-from nemo_gym.errors import ConfigError, GymError, listed
-from nemo_gym.keys import NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
+from nemo_gym.errors import ConfigError, GymError, UnknownOptionError, did_you_mean, listed
+from nemo_gym.keys import ALLOW_UNKNOWN_KEYS_KEY_NAME, NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
 from nemo_gym.log import setup_logging
 from nemo_gym.schemas.cli_config import Shortcuts
 from nemo_gym.terminal import exit_code_of_lost_output, harmless, print_traceback
@@ -300,6 +300,8 @@ class Command(Generic[ConfigT]):
         config = config_of_this_process() if given is None else None
         if config is None:
             config = self._load_config(arguments)
+        else:
+            arguments = []
         if any(config.get(option) for option in HELP_OPTIONS):
             self.show_help()
         setup_logging(verbose=bool(config.get(VERBOSE_KEY_NAME)))
@@ -309,15 +311,30 @@ class Command(Generic[ConfigT]):
         return result if type(result) is int else 0
 
     def _options_in(self, config: Mapping[str, Any], arguments: Sequence[str]) -> ConfigT:
+        unread = self._unread(arguments)
         try:
-            return validate_options(self.config_class, config, self.program)
+            options = validate_options(self.config_class, config, self.program)
         except ConfigError as error:
-            own = {name for option in options_of(self.config_class) for name in option.names}
-            others = {name for option in all_options() for name in option.names} - own
-            unread = [f"+{name}" for name in map(_name_in, arguments) if name in others]
             if not unread:
                 raise
-            raise ConfigError(f"{error} It does not read {listed(dict.fromkeys(unread))}.") from error
+            raise ConfigError(f"{error} It does not read {listed(unread)}.") from error
+        if unread and not self.loading.reads_config and not config.get(ALLOW_UNKNOWN_KEYS_KEY_NAME):
+            raise UnknownOptionError(self._in_place_of(unread))
+        return options
+
+    def _unread(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments that set options of other commands."""
+        if not arguments:
+            return []
+        own = {name for option in options_of(self.config_class) for name in option.names}
+        others = {name for option in all_options() for name in option.names} - own
+        return [f"+{name}" for name in dict.fromkeys(map(_name_in, arguments)) if name in others]
+
+    def _in_place_of(self, unread: Sequence[str]) -> str:
+        """What a command that depends on nothing but its options says to others, which would have no effect."""
+        own = [f"+{option.name}" for option in options_of(self.config_class)]
+        meant = "".join(did_you_mean(option, own) for option in unread) or f"; it takes {listed(own)}"
+        return f"{self.program} does not read {listed(unread)}{meant}"
 
     def _load_config(self, arguments: Sequence[str]) -> Mapping[str, Any]:
         if not arguments and not self.loading.reads_config:

@@ -129,6 +129,11 @@ MISTAKES = [
         [*ROWS, "+input_jsonl_fpath=https://h/x.jsonl"],
         "a file is wanted, no URL; download it",
     ),
+    ("attach", ["+path=results"], "Error: ng_attach does not read +path; it takes +run\n"),
+    ("control", ["+path=results", "+pause=true"], "ng_control does not read +path; it takes +run, +set, +pause,"),
+    ("view", ["+paths=x"], "unknown option 'paths'; did you mean 'path'?"),
+    ("list_models", ["+querry=x", "+limit=2"], "unknown option 'querry'; did you mean 'query'?"),
+    ("list_models", ["+limit=2"], "ng_list_models does not read +limit; it takes +query, +json\n"),
     ("test", ["+entrypoint=mcqa"], "responses_api_agents; did you mean 'resources_servers/mcqa'?"),
 ]
 
