@@ -31,8 +31,9 @@ from nemo_gym.config.components import (
     server_configs,
 )
 from nemo_gym.config.files import load_yaml
+from nemo_gym.config.trees import leaves
 from nemo_gym.errors import ConfigError, similar_names
-from nemo_gym.keys import AGENTS_TYPE, MODELS_TYPE, RESOURCES_TYPE
+from nemo_gym.keys import AGENTS_TYPE, MISSING, MODELS_TYPE, POLICY_MODEL_KEY_NAME, RESOURCES_TYPE
 from nemo_gym.paths import component_search_roots, resolve_for_reading
 from nemo_gym.terminal import harmless_json, new_table, print_line, print_table
 
@@ -385,12 +386,29 @@ _SERVERS: Mapping[str, tuple[Callable[[], list[dict[str, Any]]], Mapping[str, st
     "resources-servers": (_resources_servers, {"Name": "name", "Domain": "domain"}),
 }
 _USAGE = {
-    "benchmark": "gym eval run --benchmark {name} --model-type openai_model -m <model>",
-    "environment": "gym eval run --environment {name} --model-type openai_model -m <model>",
-    "agents": "gym env start --config responses_api_agents/{name}/configs/{variant}.yaml --config <environment.yaml>",
+    "benchmark": "gym eval run --benchmark {name}",
+    "environment": "gym eval run --environment {name}",
+    "agents": "gym env start --config {config} --config <environment.yaml>",
     "models": "gym eval run --benchmark <benchmark> --model-type {name} -m <model>",
-    "resources-servers": "gym env start --resources-server {name} --model-type openai_model -m <model>",
+    "resources-servers": "gym env start --resources-server {name}",
 }
+
+
+def _usage(kind: str, name: str, config: str) -> str:
+    """How a component is used: with a model, unless it is or brings one, and with what its config leaves open."""
+    tree = read_tree(config)
+    given = [] if kind == "models" or POLICY_MODEL_KEY_NAME in tree else ["--model-type openai_model -m <model>"]
+    given += [f"+{path}=<{path.rpartition('.')[2]}>" for path, value in leaves(tree) if value == MISSING]
+    return " ".join([_USAGE[kind].format(name=name, config=config), *given])
+
+
+def _usage_of_server(catalog: str, name: str, variants: list[str]) -> str:
+    """The same of a folder of servers, by the config that is called like it, or else by the first."""
+    if catalog == "agents":
+        return _usage(catalog, name, f"{AGENTS_TYPE}/{name}/configs/{variants[0]}.yaml")
+    named = server_configs(MODELS_TYPE if catalog == "models" else RESOURCES_TYPE)
+    flavor = name if name in named else next(each for each in named if each.startswith(f"{name}/"))
+    return _usage(catalog, flavor, named[flavor])
 
 
 def _inspect(config: CatalogConfig, name: str) -> None:
@@ -402,7 +420,7 @@ def _inspect(config: CatalogConfig, name: str) -> None:
             raise _unknown(config.catalog.removesuffix("s"), name, list(rows), "")
         row = rows[name]
         details = {key: value for key, value in row.items() if key not in ("name", "domain", "description")}
-        usage = _USAGE[config.catalog].format(name=name, variant=(row.get("variants") or [name])[0])
+        usage = _usage_of_server(config.catalog, name, row.get("variants", []))
         shown = _shown(name, config.catalog.removesuffix("s"), row, details, usage)
     if config.json_format:
         print(harmless_json(json.dumps(shown, indent=2)))
@@ -422,8 +440,7 @@ def _entry_named(config: CatalogConfig, name: str) -> dict[str, Any]:
         if wanted in (None, entry.kind):
             details = {key: value for key, value in asdict(entry).items() if key not in ("name", "domain")}
             details = {"config": path, **{key: value for key, value in details.items() if key != "description"}}
-            usage = _USAGE[entry.kind].format(name=entry.name)
-            return _shown(entry.name, entry.kind, asdict(entry), details, usage)
+            return _shown(entry.name, entry.kind, asdict(entry), details, _usage(entry.kind, entry.name, path))
     if named:
         kind = named[0][0].kind
         raise ConfigError(f"{name!r} is {'an' if kind == 'environment' else 'a'} {kind}: see gym list {kind}s {name}")
