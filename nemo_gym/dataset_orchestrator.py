@@ -111,7 +111,10 @@ def _run_script(name: str) -> None:
 
 
 def _run(config_class: type[ConfigT], main: Callable[[ConfigT], None], name: str) -> None:
-    import_module("nemo_gym.cli.command").command(config_class, name=name, needs_model=False, offline=True)(main)()
+    wrap = import_module("nemo_gym.cli.command").command(config_class, name=name, needs_model=False, offline=True)
+    command = wrap(main)
+    command.flags = {"dataset_name": "--name", "input_jsonl_fpath": "--input"}
+    command()
 
 
 def _registry() -> tuple[str, str]:

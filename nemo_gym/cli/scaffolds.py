@@ -124,7 +124,7 @@ def _check(scaffold: Scaffold) -> None:
     if scaffold.reuse_verifier not in known:
         raise ConfigError(
             f"--reuse-verifier {scaffold.reuse_verifier}: there is no such resources server"
-            f"{did_you_mean(scaffold.reuse_verifier, known)}; gym list resources-servers lists them"
+            f"{did_you_mean(scaffold.reuse_verifier, known) or ';'} gym list resources-servers lists them"
         )
 
 

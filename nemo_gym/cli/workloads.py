@@ -7,7 +7,7 @@ their work is loaded when they are run.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nemo_gym.cli.command import Command
 from nemo_gym.cli.pages import NO_CONFIG, OFFLINE
@@ -66,6 +66,13 @@ class InitWorkloadConfig(BaseNeMoGymCLIConfig):
     """The lowest and the highest reward."""
     higher_is_better: bool | None = None
     """Whether the highest is the best."""
+
+    @field_validator("reward_range")
+    @classmethod
+    def _in_order(cls, given: tuple[float, float] | None) -> tuple[float, float] | None:
+        if given is not None and given[0] >= given[1]:
+            raise ValueError("write the lowest reward first: --reward-range 0 1")
+        return given
 
 
 class SubmitConfig(BaseNeMoGymCLIConfig):

@@ -196,6 +196,7 @@ class DeleteJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
     """Delete a data set from a GitLab model registry."""
 
     dataset_name: str
+    """The data set to delete."""
 
 
 class BaseUploadJsonlDatasetHuggingFaceConfig(BaseNeMoGymCLIConfig):

@@ -194,6 +194,17 @@ def test_the_work_of_what_only_gym_types_takes_its_options(command: Command[Any]
         ("list benchmarks mcqa", "'mcqa' is an environment: see gym list environments mcqa"),
         ("list agents a b", "gym list agents takes one NAME"),
         ("search agnts tool", "'agnts' is no type of component. Did you mean `agents`?"),
+        (
+            "search math problems",
+            "'math' is no type of component. Types are benchmarks, environments, agents, models, ",
+        ),
+        ("search word math problems", "A QUERY of several words wants quotes: gym search 'word math problems'\n"),
+        ("search agents tool calls", "Error: A QUERY of several words wants quotes: gym search agents 'tool calls'\n"),
+        ("eval attach +path=results", "Error: gym eval attach does not read +path; it takes +run\n"),
+        ("list models +limit=1", "Error: gym list does not read +limit; it takes +catalog, +component_name, +query"),
+        ("dataset rm", "--name <text> (+dataset_name) is required. The data set to delete."),
+        ("dataset migrate", "--input <text> (+input_jsonl_fpath) is required."),
+        ("env init --environment a --reward-range 1 0", "write the lowest reward first: --reward-range 0 1"),
         ("search", "wants a QUERY"),
         ("dataset upload --storage gitlab -i x", "not uploaded to or downloaded from GitLab here; use --storage hf"),
         ("dataset rm --name old", "the GitLab registry needs mlflow_tracking_uri and mlflow_tracking_token"),
@@ -286,6 +297,32 @@ def test_one_component_is_shown_with_how_to_use_it_and_the_use_works(script: Scr
     words = shown["usage_example"].replace("<model>", "m").split()
     assert translated(*words[1:])[1][1] == "+environment=mcqa"
     assert "Use it: gym eval run --benchmark gsm8k" in script("gym", "list", "benchmarks", "gsm8k").stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage"),
+    [
+        ("environments mcqa/mcqa_scripted", "--environment resources_servers/mcqa/mcqa_scripted"),
+        ("environments mcqa", "--environment resources_servers/mcqa --model-type openai_model -m <model>"),
+        ("benchmarks gsm8k", "--benchmark gsm8k --model-type openai_model -m <model>"),
+        ("models vllm_model", "--benchmark <benchmark> --model-type vllm_model -m <model>"),
+        (
+            "resources-servers structured_outputs",
+            "--resources-server structured_outputs/structured_outputs_json --model-type openai_model -m <model>",
+        ),
+        (
+            "agents simple_agent",
+            "--config responses_api_agents/simple_agent/configs/simple_agent.yaml --config <environment.yaml> "
+            "--model-type openai_model -m <model> "
+            "+simple_agent.responses_api_agents.simple_agent.resources_server.name=<name>",
+        ),
+    ],
+)
+def test_the_use_of_a_component_names_what_it_lacks_and_nothing_that_it_brings(
+    script: Script, typed: str, usage: str
+) -> None:
+    shown = listed(script, "list", *typed.split())
+    assert shown["usage_example"].partition(" --")[2] == usage.removeprefix("--")
 
 
 def test_search_goes_by_name_domain_and_description_of_a_type(script: Script) -> None:

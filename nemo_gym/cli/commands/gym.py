@@ -8,6 +8,7 @@ beside each.
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
@@ -35,6 +36,7 @@ _WHOLE_LIST = re.compile(r"\+{0,2}config_paths=\[(?P<paths>.*)\]", re.DOTALL)
 _PLAIN = re.compile(r"[\w./:\-]+")
 _VERBOSE = Flag(("-v", "--verbose"), ("verbose",), is_switch=True, meaning="Say more on stderr.")
 _WORKLOADS = "nemo_gym.cli.workloads"
+_NO_GITLAB = f"{_WORKLOADS}:no_gitlab"
 _MEANT = {
     ("version",): "gym --version",
     ("run",): "gym eval run",
@@ -193,6 +195,8 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
     command = _command_of(leaf, given)
     if leaf.words == ("eval", "submit"):
         return command, [f"+submission={given.config}", *(["+dry_run=true"] * bool(given.dry_run)), *given.overrides]
+    if command == _NO_GITLAB:
+        return command, []
     options, paths = [*leaf.always, *_words(leaf, given.words), *_scaffolded(leaf, given)], []
     for flag in (_VERBOSE, *leaf.flags):
         value = getattr(given, _attribute(flag))
@@ -226,7 +230,7 @@ def _command_of(leaf: Leaf, given: Namespace) -> str:
     if leaf.words == ("eval", "submit") and not given.config:
         raise UsageError("gym eval submit wants a file: --config jobs.yaml")
     if getattr(given, "storage", None) == "gitlab":
-        return f"{_WORKLOADS}:no_gitlab"
+        return _NO_GITLAB
     return leaf.command
 
 
@@ -269,15 +273,23 @@ def _scaffolded(leaf: Leaf, given: Namespace) -> list[str]:
 
 def _words(leaf: Leaf, words: list[str]) -> list[str]:
     if leaf.words == ("search",):
-        kind = words[0] if len(words) == 2 and words[0] in LIST_TYPES else "environments"
-        if len(words) > 2 or (len(words) == 2 and words[0] not in LIST_TYPES):
-            raise UsageError(f"{words[0]!r} is no type of component.{hint(words[0], LIST_TYPES)}")
-        if not words:
-            raise UsageError("gym search wants a QUERY, and may be told a type: gym search agents tool")
-        return [f"+catalog={kind}", f"+query={json.dumps(words[-1])}"]
+        return _searched(words)
     if len(words) > 1:
         raise UsageError(f"{leaf.title} takes one {leaf.positional}, not {' '.join(words)}")
     return [f"+component_name={json.dumps(word)}" for word in words]
+
+
+def _searched(words: list[str]) -> list[str]:
+    if not words:
+        raise UsageError("gym search wants a QUERY, and may be told a type: gym search agents tool")
+    kind = words[0] if len(words) > 1 and words[0] in LIST_TYPES else None
+    query = words[1:] if kind else words
+    if len(query) > 1:
+        meant = "" if kind else hint(words[0], LIST_TYPES) or f" Types are {', '.join(LIST_TYPES)}."
+        no_type = "" if kind else f"{words[0]!r} is no type of component.{meant} "
+        typed = shlex.join(["gym", "search", *filter(None, [kind]), " ".join(query)])
+        raise UsageError(f"{no_type}A QUERY of several words wants quotes: {typed}")
+    return [f"+catalog={kind or 'environments'}", f"+query={json.dumps(query[0])}"]
 
 
 def _assets(kind: str, names: list[str], command: str) -> tuple[list[str], list[str]]:
