@@ -47,6 +47,7 @@ from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.resume import Plan
 from nemo_gym.runs.run import check_output
 from nemo_gym.schemas.data_config import TrainDataProcessorConfig
+from nemo_gym.skills import load_skill_directory
 from nemo_gym.train_data_utils import TrainDataProcessor, examine, prepared_lines, refuse_offences
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,13 @@ def run_end_to_end(
     """
     driver = None if config.rollout_collection_driver is None else _driver(config.rollout_collection_driver)
     paths = config.paths
+    if given := global_config.get("input_jsonl_fpath"):
+        logger.warning("input_jsonl_fpath=%s is not read: the rows are those of the %s data sets", given, config.split)
     ModelCallCaptureConfig.of(global_config)
-    check_output(paths, is_resumed=config.resume_from_cache and paths.rollouts.exists())
+    is_resumed = config.resume_from_cache and paths.rollouts.exists()
+    check_output(paths, is_resumed=is_resumed)
+    if config.skills is not None and not is_resumed:
+        load_skill_directory(config.skills.path)
     rows = prepare_rows(config, global_config)
     logger.info("Prepared data sets: %s", config.prepared_dirpath)
     logger.info("Rows of this run: %s", rows)
@@ -134,7 +140,10 @@ def plan_end_to_end(config: E2ERolloutCollectionConfig, global_config: DictConfi
         ConfigError: the data is not there, or not as it should be.
     """
     paths = config.paths
-    check_output(paths, is_resumed=config.resume_from_cache and paths.rollouts.exists())
+    is_resumed = config.resume_from_cache and paths.rollouts.exists()
+    check_output(paths, is_resumed=is_resumed)
+    if config.skills is not None and not is_resumed:
+        load_skill_directory(config.skills.path)
     rows = config.prepared_dirpath / f"{config.split}.jsonl"
     models = model_names(global_config)
     if rows.is_file() and (config.reuse_existing_data_preparation or config.resume_from_cache):

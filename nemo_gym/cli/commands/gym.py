@@ -216,6 +216,8 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
 def _command_of(leaf: Leaf, given: Namespace) -> str:
     if leaf.words == ("eval", "run") and given.no_serve:
         return "collect_rollouts"
+    if leaf.words == ("eval", "run") and given.input is not None:
+        raise UsageError("--input goes with --no-serve; without it the rows are those of the data sets of --split")
     if leaf.words == ("env", "validate") and (given.words or given.manifest):
         _refuse_beside_a_workload(leaf, given, ("verbose", "kind", "manifest", "sync", "json", "search_dir"))
         return f"{_WORKLOADS}:validate_workload"
