@@ -238,6 +238,9 @@ def catalog() -> list[tuple[Entry, str]]:
             entry = None if is_servers else described(each.config_path, own_kind)
             entry = entry or Entry(name, own_kind, _NO_MANIFEST, each.domain or None, each.description or None)
             found.setdefault((own_kind, entry.name), (entry, each.config_path))
+    for workload in _workloads():
+        if not workload.config_path.is_file():
+            logger.warning("%s: there is no config.yaml beside it; it is not listed", workload.manifest_path)
     named = {key for key in found if not key[1].startswith(f"{RESOURCES_TYPE}/")}
     kept = [pair for key, pair in found.items() if (key[0], key[1].rpartition("/")[2]) not in named or key in named]
     return sorted(kept, key=lambda pair: (pair[0].name.casefold(), pair[0].name, pair[0].kind))

@@ -452,6 +452,15 @@ def test_a_manifest_says_more_about_a_workload(script: Script, tmp_path: Path) -
     assert translated("eval", "run", "--benchmark", "school/exam")[1] == ["+benchmark=school/exam/config"]
 
 
+def test_a_manifest_without_a_config_is_named_in_a_warning(script: Script, tmp_path: Path) -> None:
+    write_workload(tmp_path / "environments/exam", {"name": "exam"})
+    (tmp_path / "environments/exam/config.yaml").unlink()
+    done = script("gym", "list", "benchmarks", "--json")
+    assert done.returncode == 0
+    assert "gsm8k" in {entry["name"] for entry in json.loads(done.stdout)}
+    assert done.stderr.endswith("exam/manifest.yaml: there is no config.yaml beside it; it is not listed\n")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
