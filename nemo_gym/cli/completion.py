@@ -23,7 +23,7 @@ from nemo_gym.config.components import (
     server_configs,
 )
 from nemo_gym.config.options import Option, options_of
-from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MODELS_TYPE, SERVER_TYPES
+from nemo_gym.keys import AGENTS_TYPE, CONFIG_PATHS_KEY_NAME, MODELS_TYPE, RESOURCES_TYPE, SERVER_TYPES
 from nemo_gym.paths import component_search_roots
 from nemo_gym.schemas.cli_config import CompletionConfig
 
@@ -66,6 +66,14 @@ _NAMES_OF: Mapping[str, Callable[[], Iterable[str]]] = {
     "model": lambda: [*(_begun(name) for name in KINDS), *server_configs(MODELS_TYPE)],
 }
 """Options whose values are names of components."""
+_NAMES_IN: Mapping[str, Callable[[], Iterable[str]]] = {
+    "benchmarks": benchmark_configs,
+    "environments": lambda: [*environment_configs(), *benchmark_configs()],
+    "agents": lambda: (name.partition("/")[0] for name in server_configs(AGENTS_TYPE)),
+    "models": lambda: server_configs(MODELS_TYPE),
+    "resources-servers": lambda: (name.partition("/")[0] for name in server_configs(RESOURCES_TYPE)),
+}
+"""What `gym list` knows by name."""
 
 
 def _begun(kind: str) -> str:
@@ -213,21 +221,23 @@ def _after(leaf: Leaf, before: Sequence[str], word: str) -> Iterable[str]:
     flags = {spelling: flag for flag in leaf.flags for spelling in flag.spellings}
     flag = flags.get(before[-1]) if before else None
     if flag is not None and not flag.is_switch:
-        return [f"{value} " if not value.endswith("/") else value for value in _flag_values(flag, word)]
+        return [f"{value} " if not value.endswith("/") else value for value in _flag_values(leaf, flag, word)]
     name, equals, value = word.partition("=")
     if equals and name in flags:
-        return [f"{name}={found}" for found in _flag_values(flags[name], value)]
+        return [f"{name}={found}" for found in _flag_values(leaf, flags[name], value)]
     if word.startswith("-"):
         return [
             f"{each} " for each in (*(flag.name for flag in leaf.flags), "--help", "--verbose") if each.startswith(word)
         ]
     if leaf.words == ("search",) and not before:
         return [f"{each} " for each in LIST_TYPES if each.startswith(word)]
+    if leaf.words[0] == "list" and word:
+        return [f"{each} " for each in sorted(set(_NAMES_IN[leaf.words[1]]())) if each.startswith(word)]
     options = candidates(f"ng_{leaf.command}", word) if ":" not in leaf.command else []
     return options if word else [*(f"{flag.name} " for flag in leaf.flags), *options]
 
 
-def _flag_values(flag: Flag, typed: str) -> Iterable[str]:
+def _flag_values(leaf: Leaf, flag: Flag, typed: str) -> Iterable[str]:
     if flag.choices:
         found: Iterable[str] = flag.choices
     elif flag.role == "asset":
@@ -238,7 +248,8 @@ def _flag_values(flag: Flag, typed: str) -> Iterable[str]:
         found = config_files(typed)
     else:
         takes_file = flag.role == "search_dir" or any(key.endswith(("path", "_glob", "input")) for key in flag.sets)
-        found = _files(typed) if takes_file else ()
+        of_options = (value for key in flag.sets for value in _values(f"ng_{leaf.command}", key, typed))
+        found = dict.fromkeys([*(_files(typed) if takes_file else ()), *of_options])
     return [value for value in found if value.startswith(typed)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gym.cli.completion import answer, candidates, current_word, shell_script
+from nemo_gym.cli.completion import answer, candidates, current_word, shell_script, tree_candidates
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -249,3 +249,21 @@ def test_names_of_components_are_offered_where_options_take_them(tmp_path: Path)
     assert candidates("ng_collect_rollouts", "+agent_name=sho") == ["+agent_name=shop_clerk"]
     assert candidates("ng_collect_rollouts", "+benchmark=ex") == []
     assert answer("bash", "ng_run", "ng_run +model=vllm:", "") == [""]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("eval run --split ", {"benchmark ", "example ", "train ", "validation "}),
+        ("eval run --split=ex", {"--split=example"}),
+        ("eval run --agent mcqa_s", {"mcqa_simple_agent "}),
+        ("list agents simp", {"simple_agent "}),
+        ("list models openai", {"openai_model "}),
+        ("list benchmarks gs", {"gsm8k "}),
+        ("list environments example_sing", {"example_single_tool_call "}),
+        ("list resources-servers structured", {"structured_outputs "}),
+    ],
+)
+def test_values_of_flags_and_names_of_components_are_offered_after_gym(typed: str, offered: set[str]) -> None:
+    *before, word = typed.split(" ")
+    assert set(tree_candidates(before, word)) == offered
