@@ -200,7 +200,7 @@ def _is_required_body(default: Any) -> bool:
 
 def harvest_tools(app: FastAPI, server: Any) -> dict[str, MCPTool]:
     """The tools that are routes of their own, by name; routes by which an environment is run are none."""
-    tools = {}
+    tools: dict[str, MCPTool] = {}
     for route in _tool_routes(app):
         if route.param_convertors:
             continue
