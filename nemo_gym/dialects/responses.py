@@ -152,8 +152,14 @@ def synthesize_responses_sse(response_json: Mapping[str, Any], ns_map: Namespace
     yield events.event("response.created", response={**whole, "status": "in_progress", "output": []})
     for index, item in enumerate(output):
         yield from events.of_item(index, item)
-    is_whole = response_json.get("incomplete_details") is None and response_json.get("status") != "incomplete"
-    yield events.event("response.completed" if is_whole else "response.incomplete", response=whole)
+    yield events.event(f"response.{_end_of(response_json)}", response=whole)
+
+
+def _end_of(response: Mapping[str, Any]) -> str:
+    if response.get("error") is not None or response.get("status") == "failed":
+        return "failed"
+    is_whole = response.get("incomplete_details") is None and response.get("status") != "incomplete"
+    return "completed" if is_whole else "incomplete"
 
 
 def synthesize_responses_failure_sse(message: str, *, code: str = "server_error") -> Iterator[str]:

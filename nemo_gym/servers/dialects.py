@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
-from fastapi import Body, FastAPI, Request
+from fastapi import Body, FastAPI, HTTPException, Request
 from fastapi.dependencies.utils import get_typed_signature
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
@@ -131,6 +131,8 @@ class SpeaksDialects:
             return _json(error_body(str(error)), HTTPStatus.BAD_REQUEST)
         if isinstance(answer, Response):
             return answer
+        if (failure := _failure_of(answer)) is not None:
+            return _json(error_body(failure, "api_error"), HTTPStatus.BAD_GATEWAY)
         message = dialect.response_to(answer, body.get("model"))
         return _events(dialect.events_of(message)) if body.get("stream") else _json(message)
 
@@ -160,7 +162,18 @@ async def _chat_from_responses(
     fields = _as_object(await _called(self.responses, params, request))
     if isinstance(fields, Response):
         return fields  # type: ignore[return-value]
+    if (failure := _failure_of(fields)) is not None:
+        raise HTTPException(HTTPStatus.BAD_GATEWAY, failure)
     return NeMoGymChatCompletion.model_validate(dialect.response_to(fields))
+
+
+def _failure_of(response: Mapping[str, Any]) -> str | None:
+    """Why a response is no answer, for APIs that say so by status: as an empty answer it would be scored."""
+    error = response.get("error")
+    if error is None and response.get("status") != "failed":
+        return None
+    told = error if isinstance(error, Mapping) else {}
+    return f"the model failed: {told.get('code') or 'error'}: {told.get('message') or 'it does not say why'}"
 
 
 async def _called(handler: Callable[..., Any], params: BaseModel, request: Request) -> Any:

@@ -50,6 +50,10 @@ class OnlyResponses(SimpleResponsesAPIModel):
         self, body: NeMoGymResponseCreateParamsNonStreaming
     ) -> NeMoGymResponse:
         is_cut = body.max_output_tokens == 1
+        if body.user == "break":
+            failed = {"id": "resp_1", "created_at": 1, "model": "any", "output": [], "status": "failed"}
+            error = {"code": "server_error", "message": "out of memory"}
+            return NeMoGymResponse.model_validate({**failed, "error": error})
         return NeMoGymResponse.model_validate(
             {
                 "id": "resp_1",

@@ -109,6 +109,25 @@ def test_a_failure_is_told_within_a_stream_of_responses_and_by_status_elsewhere(
         assert "slow down" in refused.value.response.text
 
 
+def test_a_response_that_failed_is_a_failure_in_every_dialect() -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    with (
+        speaking("responses") as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as harness,
+    ):
+        *_, last = client.responses.create(model="m", input="hi", user="break", stream=True)
+        assert last.type == "response.failed"
+        for is_streamed in (False, True):
+            with pytest.raises(openai.InternalServerError) as of_chat:
+                client.chat.completions.create(model="m", messages=messages, user="break", stream=is_streamed)
+            assert "server_error: out of memory" in of_chat.value.response.text
+            with pytest.raises(anthropic.InternalServerError, match="server_error: out of memory"):
+                harness.messages.create(
+                    model="m", max_tokens=9, messages=messages, metadata={"user_id": "break"}, stream=is_streamed
+                )
+
+
 def test_chats_are_answered_whole_and_as_a_stream(openai_sdk: openai.OpenAI) -> None:
     messages: Any = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "hi"}]
     whole = openai_sdk.chat.completions.create(model="m", messages=messages)
