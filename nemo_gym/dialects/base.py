@@ -77,6 +77,10 @@ class NoChatFormError(UnusableRequestError, NotImplementedError):
     """A part of a Responses request that the Chat Completions API has no words for."""
 
 
+class NoResponsesFormError(UnusableRequestError, NotImplementedError):
+    """A part of a request in a dialect that the Responses API has no words for."""
+
+
 def set_fields(value: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a model that somebody set: what `model_dump(exclude_unset=True)` holds, around the same values.
 

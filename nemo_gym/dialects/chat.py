@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import aiohttp
+from pydantic import ValidationError
 
-from nemo_gym.dialects.base import set_fields, sse
+from nemo_gym.dialects.base import NoResponsesFormError, UnusableRequestError, set_fields, sse
 from nemo_gym.dialects.to_chat import SAME_NAME, Part, fields_as_tags, plain_text, taken_apart, to_chat_request
 from nemo_gym.http.errors import readable
 from nemo_gym.http.model_answers import EndpointSettings
@@ -135,7 +136,11 @@ def items_of_messages(
 def request_of(
     given: Mapping[str, Any], new_id: NewId, *, reads_think_tags: bool
 ) -> NeMoGymResponseCreateParamsNonStreaming:
-    """The Responses request for `given`, the fields that a Chat Completions request set."""
+    """The Responses request for `given`, the fields that a Chat Completions request set.
+
+    Raises:
+        UnusableRequestError: the Responses API has no form for it.
+    """
     request = {name: given[name] for name in SAME_NAME if given.get(name) is not None}
     limit = given.get("max_completion_tokens") or given.get("max_tokens")
     if limit is not None:
@@ -147,8 +152,15 @@ def request_of(
     choice = given.get("tool_choice") or "auto"
     if isinstance(choice, Mapping) and isinstance(choice.get(choice.get("type", "")), Mapping):
         choice = {"type": choice["type"], **choice[choice["type"]]}
-    items = items_of_messages(given["messages"], new_id, reads_think_tags=reads_think_tags)
-    return NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": items, "tool_choice": choice, **request})
+    try:
+        items = items_of_messages(given["messages"], new_id, reads_think_tags=reads_think_tags)
+        return NeMoGymResponseCreateParamsNonStreaming.model_validate(
+            {"input": items, "tool_choice": choice, **request}
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise UnusableRequestError(f"as a Responses request it has a flaw in {where}: {problem['msg']}") from error
 
 
 def response_of(
@@ -231,7 +243,10 @@ def to_responses_content(content: Any) -> Any:
     """The content of a chat message to the model, or of a tool, in the form of the Responses API."""
     if isinstance(content, str) or content is None:
         return content or ""
-    return [_to_responses_part(part) for part in content]
+    try:
+        return [_to_responses_part(part) for part in content]
+    except KeyError as error:
+        raise UnusableRequestError(f"messages: a part lacks its {error}") from error
 
 
 def _to_responses_part(part: Part) -> dict[str, Any]:
@@ -248,7 +263,7 @@ def _to_responses_part(part: Part) -> dict[str, Any]:
         return {"type": "input_file", **part["file"]}
     if kind == "input_audio":
         return {"type": "input_audio", "input_audio": part["input_audio"]}
-    raise NotImplementedError(
+    raise NoResponsesFormError(
         f"A part of type {kind!r} has no form in the Responses API; text, image_url, video_url, file and "
         "input_audio have one"
     )

@@ -217,6 +217,21 @@ def test_what_has_no_form_is_refused_in_the_words_of_the_messages_api(
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "audio_url", "audio_url": {"url": "https://sound"}}, "A part of type 'audio_url' has no form"),
+        ({"type": "image_url", "image_url": {"detail": "low"}}, "a part lacks its 'url'"),
+        ({"type": "image_url", "image_url": {"url": 7}}, "a flaw in"),
+    ],
+)
+def test_a_chat_without_a_form_as_a_response_is_refused(part: Any, words: str) -> None:
+    with speaking("responses") as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
+        assert words in refused.value.response.text
+
+
 def test_a_body_that_is_wrong_is_refused_as_ever(openai_sdk: openai.OpenAI) -> None:
     wrong_input: Any = [{"type": "nonsense"}]
     with pytest.raises(openai.UnprocessableEntityError):
