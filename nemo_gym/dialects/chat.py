@@ -149,6 +149,8 @@ def request_of(
         request["reasoning"] = {"effort": given["reasoning_effort"]}
     if given.get("tools"):
         request["tools"] = [{"type": tool["type"], **tool[tool["type"]]} for tool in given["tools"]]
+    if given.get("response_format"):
+        request["text"] = {"format": _text_format(given["response_format"])}
     choice = given.get("tool_choice") or "auto"
     if isinstance(choice, Mapping) and isinstance(choice.get(choice.get("type", "")), Mapping):
         choice = {"type": choice["type"], **choice[choice["type"]]}
@@ -161,6 +163,12 @@ def request_of(
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise UnusableRequestError(f"as a Responses request it has a flaw in {where}: {problem['msg']}") from error
+
+
+def _text_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
+    """What form an answer is to have; a schema lies at the top level in the Responses API."""
+    schema = response_format.get("json_schema")
+    return {**schema, "type": "json_schema"} if isinstance(schema, Mapping) else dict(response_format)
 
 
 def response_of(

@@ -66,12 +66,14 @@ def test_a_state_keeps_empty_turns_only_if_there_was_one(given: dict[str, Any], 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
 def test_a_chat_request_becomes_a_responses_request(limit: str) -> None:
     function = {"name": "f", "parameters": {"type": "object"}}
+    schema = {"name": "answer", "schema": {"type": "object"}, "strict": True}
     asked = NeMoGymChatCompletionCreateParamsNonStreaming.model_validate(
         {
             "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}],
             limit: 5,
             "reasoning_effort": "low",
             "temperature": 0.5,
+            "response_format": {"type": "json_schema", "json_schema": schema},
             "tools": [{"type": "function", "function": function}],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         }
@@ -85,6 +87,7 @@ def test_a_chat_request_becomes_a_responses_request(limit: str) -> None:
         "max_output_tokens": 5,
         "reasoning": {"effort": "low"},
         "temperature": 0.5,
+        "text": {"format": {"type": "json_schema", **schema}},
         "tools": [{"type": "function", **function}],
         "tool_choice": {"type": "function", "name": "f"},
     }
