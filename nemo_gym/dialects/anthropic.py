@@ -17,7 +17,7 @@ from uuid import uuid4
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from nemo_gym.dialects.base import EXTRA_BODY, UnusableRequestError, set_fields, sse
+from nemo_gym.dialects.base import EXTRA_BODY, UnusableRequestError, json_text, set_fields, sse
 from nemo_gym.dialects.to_anthropic import RAW_ARGUMENTS, input_of_call, request_to_anthropic
 from nemo_gym.schemas.openai_items import NeMoGymResponseOutputItem
 from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
@@ -308,7 +308,7 @@ def _item_from(block: Any) -> Fields:
 def _arguments(given: Any) -> str:
     if isinstance(given, Mapping) and set(given) == {RAW_ARGUMENTS} and isinstance(given[RAW_ARGUMENTS], str):
         return str(given[RAW_ARGUMENTS])
-    return orjson.dumps(given if given is not None else {}).decode()
+    return json_text(given if given is not None else {})
 
 
 def _tool_output(content: Any) -> str | list[Fields]:
@@ -421,7 +421,7 @@ _STREAMED: dict[str, Callable[[Block], tuple[Fields, list[Fields]]]] = {
     ),
     "tool_use": lambda block: (
         {**block, "input": {}},
-        [{"type": "input_json_delta", "partial_json": orjson.dumps(block["input"]).decode()}],
+        [{"type": "input_json_delta", "partial_json": json_text(block["input"])}],
     ),
 }
 

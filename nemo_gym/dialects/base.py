@@ -51,12 +51,17 @@ class Dialect(Protocol):
         """An answer in the dialect as the lines by which it is streamed."""
 
 
+def json_text(data: Any) -> str:
+    """`data` as JSON."""
+    try:
+        return orjson.dumps(data).decode()
+    except TypeError:  # halves of surrogate pairs, and numbers of more than 64 bits
+        return json.dumps(data)
+
+
 def sse(data: Mapping[str, Any], event: str | None = None) -> str:
     """One server-sent event."""
-    try:
-        text = orjson.dumps(data).decode()
-    except TypeError:  # halves of surrogate pairs, and numbers of more than 64 bits
-        text = json.dumps(data)
+    text = json_text(data)
     return f"data: {text}\n\n" if event is None else f"event: {event}\ndata: {text}\n\n"
 
 

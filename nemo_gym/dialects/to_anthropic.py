@@ -4,6 +4,8 @@ The Messages API wants the two roles to take turns, so what one side says in a r
 not have are left out where an answer can do without them, and are an error where not.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -17,6 +19,7 @@ RAW_ARGUMENTS = "_raw"
 _BLANK_LINE = "\n\n"
 _TOOL_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _SYSTEM = ("system", "developer")
+_LONG_NUMBER = re.compile(r"\d{19}")
 
 
 class NoAnthropicFormError(UnusableRequestError, NotImplementedError):
@@ -127,6 +130,8 @@ def input_of_call(arguments: Any) -> Fields:
     """The arguments of a call as the input of a block."""
     try:
         parsed = orjson.loads(arguments or "{}")
+        if _LONG_NUMBER.search(arguments or ""):
+            parsed = json.loads(arguments)  # to the last digit: orjson rounds what exceeds 64 bits
     except orjson.JSONDecodeError:
         parsed = None
     return parsed if isinstance(parsed, dict) else {RAW_ARGUMENTS: str(arguments)}

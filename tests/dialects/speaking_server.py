@@ -35,7 +35,8 @@ def said(body: NeMoGymResponseCreateParamsNonStreaming) -> list[dict[str, Any]]:
         raise HTTPException(429, "slow down")
     if body.tools and last.get("type") != "function_call_output":
         call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": body.tools[0]["name"]}
-        arguments = "not JSON" if last.get("content") == "babble" else '{"city": "Oslo"}'
+        odd = {"babble": "not JSON", "count": f'{{"n": {2**70}}}'}
+        arguments = odd.get(last.get("content"), '{"city": "Oslo"}')
         return [thought, {**call, "arguments": arguments, "status": "completed"}]
     text = last.get("output", last.get("content"))
     parts = [{"type": "output_text", "text": f"You said: {text}", "annotations": []}]

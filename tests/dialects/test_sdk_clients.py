@@ -217,6 +217,23 @@ def test_what_has_no_form_is_refused_in_the_words_of_the_messages_api(
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
 
 
+def test_long_numbers_in_arguments_reach_the_harness_and_come_back_to_the_last_digit() -> None:
+    with (
+        speaking("responses") as url,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        conversation: Any = [{"role": "user", "content": "count"}]
+        settings: Any = {"model": "m", "max_tokens": 9, "tools": [MESSAGES_TOOL]}
+        asked = client.messages.create(**settings, messages=conversation)
+        (call,) = [block for block in asked.content if block.type == "tool_use"]
+        assert call.input == {"n": 2**70}
+        with client.messages.stream(**settings, messages=conversation) as stream:
+            assert f'{{"n": {2**70}}}' in [event.partial_json for event in stream if event.type == "input_json"]
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "many"}
+        conversation += [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+        assert client.messages.create(**settings, messages=conversation).content[-1].text == "You said: many"
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
