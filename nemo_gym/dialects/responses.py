@@ -37,7 +37,8 @@ def flatten_namespace_tools(tools: Any) -> tuple[list[Any], NamespaceMap]:
             flat.append(tool)
             continue
         space = str(tool.get("name"))
-        for inner in tool.get("tools") or ():
+        inside = tool.get("tools")
+        for inner in inside if isinstance(inside, list) else ():
             if isinstance(inner, Mapping) and inner.get("name"):
                 name = f"{space}{NAMESPACE_TOOL_DELIMITER}{inner['name']}"
                 names[name] = space, str(inner["name"])
@@ -59,7 +60,7 @@ def sanitize_streaming_responses_body(body: Mapping[str, Any]) -> tuple[Fields, 
         if tool not in fit:
             kind = tool.get("type") if isinstance(tool, Mapping) else tool
             logger.warning("/v1/responses: a tool of type %r is left out: no server here knows it", kind)
-    if "tools" in clean or fit:
+    if isinstance(clean.get("tools"), list) or fit:
         clean["tools"] = fit
     known = NeMoGymResponseCreateParamsNonStreaming.model_fields
     return {name: value for name, value in clean.items() if name in known}, names
@@ -95,11 +96,15 @@ def _kept_items(items: list[Any]) -> tuple[list[Any], list[Any], NamespaceMap]:
 
 def _with_leading_instructions(items: list[Any], instructions: Any) -> Fields:
     """The items, and as `instructions` what system and developer say before anybody else does."""
+    if instructions is not None and not isinstance(instructions, str):
+        return {"input": items}  # refused later
     texts = [instructions] if instructions else []
     at = 0
     while at < len(items) and items[at].get("role") in _SYSTEM:
         content = items[at].get("content")
         parts = [{"text": content}] if isinstance(content, str) else content or ()
+        if any("text" not in part for part in parts):
+            break  # an image has no form in instructions
         texts.append("".join(part.get("text") or "" for part in parts))
         at += 1
     return {"input": items[at:], **({"instructions": _BLANK_LINE.join(texts)} if texts else {})}

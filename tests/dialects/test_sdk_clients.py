@@ -258,6 +258,26 @@ def test_a_body_that_is_wrong_is_refused_as_ever(openai_sdk: openai.OpenAI) -> N
         openai_sdk.chat.completions.create(model="m", messages=wrong_messages, stream=True)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"instructions": 5, "input": [{"role": "system", "content": "s"}]}, {"tools": "weather"}]
+)
+def test_a_stream_that_is_asked_for_wrongly_is_refused(wrong: Any) -> None:
+    with speaking("responses") as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.UnprocessableEntityError):
+            client.responses.create(**{"model": "m", "input": "hi", "stream": True, **wrong})
+        odd: Any = {"type": "namespace", "name": "crm", "tools": 5}
+        assert list(client.responses.create(model="m", input="hi", tools=[odd], stream=True))[-1].type == (
+            "response.completed"
+        )
+
+
+def test_an_image_among_the_first_instructions_stays() -> None:
+    shown = {"role": "system", "content": [{"type": "input_image", "image_url": "https://image"}]}
+    begin: Any = [{"role": "developer", "content": "Be brief"}, shown, {"role": "user", "content": "hi"}]
+    asked, _ = sanitize_streaming_responses_body({"input": begin, "stream": True})
+    assert (asked["instructions"], asked["input"]) == ("Be brief", begin[1:])
+
+
 def test_a_call_whose_arguments_are_no_json_reaches_the_harness_and_comes_back() -> None:
     with (
         speaking("responses") as url,
