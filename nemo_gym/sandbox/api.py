@@ -9,10 +9,8 @@ A command that fails is a result, not an exception. Terminals are in `SandboxPty
 
 import asyncio
 import contextlib
-import shlex
 import tempfile
 import threading
-import uuid
 from collections.abc import Coroutine, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -37,6 +35,7 @@ from nemo_gym.sandbox.providers.base import (
     SupportsSandboxPtyAttach,
 )
 from nemo_gym.sandbox.providers.registry import create_provider
+from nemo_gym.sandbox.utils import exec_alone, exec_in_shell
 
 SYNC_OPERATION_TIMEOUT_S = 3600.0
 SANDBOX_PTY_RUNTIME_RETURN_CODE = RUNTIME_RETURN_CODE
@@ -62,6 +61,7 @@ class AsyncSandbox:
         self._handle: SandboxHandle | None = None
         self._is_stopped = False
         self._creating: asyncio.Future[SandboxHandle] | None = None
+        self._stopping: asyncio.Future[None] | None = None
         self.pty = SandboxPty(self)
         """Terminals in it."""
 
@@ -99,10 +99,12 @@ class AsyncSandbox:
         if self._handle is not None or self._creating is not None:
             raise RuntimeError("Sandbox has been started already")
         self._spec = spec or self._spec
-        self._creating = asyncio.ensure_future(self._provider.create(self._spec))
+        creating = self._creating = asyncio.ensure_future(self._provider.create(self._spec))
         try:
-            self._handle = await self._creating
+            self._handle = await creating
         except asyncio.CancelledError:
+            if self._has_made(creating):
+                await self.stop()
             if not self._is_stopped or asyncio.current_task().cancelling():
                 raise
         finally:
@@ -175,10 +177,18 @@ class AsyncSandbox:
         return await self._provider.endpoint(self.handle, port)
 
     async def stop(self) -> None:
-        """Remove the sandbox with all that is in it, and close its provider; a second call does nothing."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
+        """Remove the sandbox with all that is in it, and close its provider; a second call only waits for the first.
+
+        It goes on when its caller is cancelled, which happens over and over where a server has lost its client.
+        """
+        if self._stopping is None:
+            self._is_stopped = True
+            self._stopping = asyncio.ensure_future(self._remove())
+            await asyncio.shield(self._stopping)
+        elif not self._stopping.done():
+            await asyncio.wait([self._stopping])
+
+    async def _remove(self) -> None:
         try:
             await self._give_up_creating()
             await self.pty.close()
@@ -228,8 +238,13 @@ class AsyncSandbox:
             return
         creating.cancel()
         await asyncio.wait([creating])
-        if not creating.cancelled() and creating.exception() is None:
+        self._has_made(creating)
+
+    def _has_made(self, creating: "asyncio.Future[SandboxHandle]") -> bool:
+        """Whether there is a sandbox, which is known from here on, whoever waited for it."""
+        if creating.done() and not creating.cancelled() and creating.exception() is None:
             self._handle = creating.result()
+        return self._handle is not None
 
     async def _put_text(self, text: str, target: str) -> None:
         with tempfile.TemporaryDirectory(prefix="nemo-gym-upload-") as folder:
@@ -307,10 +322,10 @@ class SandboxPty:
         try:
             async with asyncio.timeout(timeout_s):
                 if shell is not None:
-                    return await _exec_in_shell(shell, command)
+                    return await exec_in_shell(shell, command)
                 private = await self.create(command, cwd=cwd, env=env, rows=rows, cols=cols, user=user, pty=pty)
                 try:
-                    return await _exec_alone(private, is_terminal=pty)
+                    return await exec_alone(private, is_terminal=pty)
                 finally:
                     await private.close()
         except TimeoutError:
@@ -333,39 +348,6 @@ def _is_closed(session: SandboxPtySession) -> bool:
 
 def _failure(message: str, error_type: str) -> SandboxExecResult:
     return SandboxExecResult("", message, SANDBOX_PTY_RUNTIME_RETURN_CODE, error_type)
-
-
-async def _exec_alone(session: SandboxPtySession, *, is_terminal: bool) -> SandboxExecResult:
-    async def all_of(read: Any) -> str:
-        parts = []
-        while part := await read():
-            parts.append(part)
-        return b"".join(parts).decode(errors="replace")
-
-    if is_terminal:
-        stdout, stderr = await all_of(session.read), ""
-    else:
-        stdout, stderr = await asyncio.gather(all_of(session.read), all_of(session.read_stderr))
-    return SandboxExecResult(stdout, stderr, await session.wait_exit())
-
-
-async def _exec_in_shell(session: SandboxPtySession, command: str) -> SandboxExecResult:
-    """Type the command between two marks that are written in two halves, so that their echo is not taken for them."""
-    mark = uuid.uuid4().hex
-    halves = f"{mark[:16]} {mark[16:]}"
-    line = f" printf '%s%s\\n' {halves}; eval {shlex.quote(command)}; printf '\\n%s%s:%d\\n' {halves} $?\n"
-    await session.write(line.encode())
-    seen = b""
-    while True:
-        part = await session.read()
-        if not part:
-            raise SandboxPtyError("the terminal session ended before the command did")
-        seen += part
-        text = seen.decode(errors="replace").replace("\r\n", "\n")
-        _, begun, rest = text.partition(f"{mark}\n")
-        output, ended, code = rest.partition(f"\n{mark}:")
-        if begun and ended and "\n" in code:
-            return SandboxExecResult(output, "", int(code.partition("\n")[0]))
 
 
 class Sandbox:
@@ -438,7 +420,10 @@ class Sandbox:
     def __del__(self) -> None:
         if getattr(self, "_loop", None) is not None:
             with contextlib.suppress(Exception):
-                self.stop()
+                try:
+                    self.stop()
+                except RuntimeError:  # inside an event loop, which is not to be held up
+                    threading.Thread(target=self.stop, name="sandbox end", daemon=True).start()
 
     def _wait_for(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         try:

@@ -22,7 +22,6 @@ FOR_OTHER_PROGRAMS = 32
 APART_FROM_THEIR_READER = {
     "cli/entry.py": "what processes begin with",
     "sandbox/config.py": "a name that programs elsewhere import",
-    "sandbox/utils.py": "a name that programs elsewhere import",
 }
 """Modules with one importer, in the same folder, that would fit into it, and why they do not belong there."""
 

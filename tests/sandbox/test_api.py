@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -275,12 +276,66 @@ def test_stopping_while_it_starts_leaves_nothing() -> None:
     assert asyncio.run(use("stubborn")) == ["removed", "create", "close", "aclose"]
 
 
-def test_one_thread_stops_what_another_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Careful(Notebook):
-        async def close(self, handle: SandboxHandle) -> None:
-            await asyncio.sleep(0.3)
-            await super().close(handle)
+class Deliberate(Notebook):
+    """One that takes its time."""
 
+    async def close(self, handle: SandboxHandle) -> None:
+        await asyncio.sleep(0.3)
+        await super().close(handle)
+
+
+@pytest.mark.parametrize("how", ["once", "over and over", "while files are put inside"])
+def test_a_stop_whose_caller_is_cancelled_is_finished(how: str) -> None:
+    async def use(provider: Deliberate) -> None:
+        if how == "once":
+            sandbox = await AsyncSandbox(provider).start()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sandbox.stop(), 0.02)
+        else:
+            files = {} if how == "over and over" else dict.fromkeys(map(str, range(10_000)), "text")
+            with anyio.move_on_after(0.2):  # as a server does whose client has gone
+                async with AsyncSandbox(provider, SandboxSpec(files=files)) as sandbox:
+                    await sandbox.start()
+                    await sandbox.exec("wait")
+        await sandbox.stop()
+
+    asyncio.run(use(provider := Deliberate()))
+    assert provider.events == ["create", "close", "aclose"]
+
+
+def test_a_start_that_is_cancelled_in_the_moment_it_is_done_leaves_nothing() -> None:
+    class Punctual(Deliberate):
+        async def create(self, spec: SandboxSpec) -> SandboxHandle:
+            handle = await super().create(spec)
+            asyncio.get_running_loop().call_soon(starts[0].cancel)
+            return handle
+
+    async def use() -> None:
+        starts.append(asyncio.create_task(AsyncSandbox(provider).start()))
+        with pytest.raises(asyncio.CancelledError):
+            await starts[0]
+
+    starts: list[asyncio.Task[AsyncSandbox]] = []
+    provider = Punctual()
+    asyncio.run(use())
+    assert provider.events == ["create", "close", "aclose"]
+
+
+def test_a_sandbox_that_is_forgotten_inside_an_event_loop_is_stopped() -> None:
+    async def forget() -> None:
+        sandbox = await asyncio.to_thread(Sandbox(provider).start)
+        del sandbox
+
+    provider = Deliberate()
+    asyncio.run(forget())
+    deadline = time.monotonic() + 10
+    while "aclose" not in provider.events and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert provider.events == ["create", "close", "aclose"]
+
+
+def test_one_thread_stops_what_another_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Careful(Deliberate):
         async def exec(self, handle: SandboxHandle, command: str, **how: Any) -> SandboxExecResult:
             if command == "short":
                 await asyncio.sleep(0.2)
