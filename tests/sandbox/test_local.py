@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from nemo_gym.sandbox import (
     AsyncSandbox,
     SandboxCreateError,
     SandboxExecResult,
+    SandboxHandle,
     SandboxSpec,
     SandboxStatus,
     SandboxUnavailableError,
@@ -189,8 +191,8 @@ def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     opened = local.LocalProvider._open
     rooms: list[local.Room] = []
 
-    def slow(provider: local.LocalProvider, spec: SandboxSpec, loop: asyncio.AbstractEventLoop) -> local.Room:
-        rooms.append(opened(provider, spec, loop))
+    def slow(provider: local.LocalProvider, *how: Any) -> local.Room:
+        rooms.append(opened(provider, *how))
         time.sleep(0.3)
         return rooms[-1]
 
@@ -204,6 +206,38 @@ def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(local.LocalProvider, "_open", slow)
     asyncio.run(use())
+    assert list(tmp_path.glob("nemo-gym-sandbox-*")) == []
+
+
+@needs_isolation
+def test_a_start_that_is_given_up_with_its_loop_or_in_its_last_step_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rooms: list[local.Room] = []
+    executed = local.LocalProvider.exec
+
+    async def at_once() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(AsyncSandbox({"local": {}}).start(), 0.02)
+
+    async def slow(provider: local.LocalProvider, handle: SandboxHandle, command: str, **how: Any) -> SandboxExecResult:
+        rooms.append(handle.raw)
+        return await executed(provider, handle, f"sleep 30; {command}", **how)
+
+    async def in_the_last_step() -> None:
+        sandbox = AsyncSandbox({"local": {}}, SandboxSpec(workdir="work"))
+        start = asyncio.create_task(sandbox.start())
+        await asyncio.to_thread(until, lambda: bool(rooms))
+        await sandbox.stop()
+        with pytest.raises(RuntimeError, match="stopped while it was started"):
+            await start
+
+    asyncio.run(at_once())
+    assert list(tmp_path.glob("nemo-gym-sandbox-*")) == []
+    monkeypatch.setattr(local.LocalProvider, "exec", slow)
+    asyncio.run(in_the_last_step())
+    assert rooms[0].process.returncode is not None
     assert list(tmp_path.glob("nemo-gym-sandbox-*")) == []
 
 

@@ -153,22 +153,21 @@ class LocalProvider:
         """
         _check(spec)
         loop = asyncio.get_running_loop()
-        opening = asyncio.create_task(asyncio.to_thread(self._open, spec, loop))
+        is_unwanted = threading.Event()
+        opening = asyncio.create_task(asyncio.to_thread(self._open, spec, loop, is_unwanted))
         try:
             room = await asyncio.shield(opening)
         except asyncio.CancelledError:
+            is_unwanted.set()
             opening.add_done_callback(_close_unwanted)
             raise
         threading.Thread(target=room.listen, name="sandbox answers", daemon=True).start()
         handle = SandboxHandle(room.root.name, self.name, room)
-        if spec.workdir:
-            made = await self.exec(handle, f"mkdir -p -- {shlex.quote(spec.workdir)}")
-            if made.return_code:
-                await self.close(handle)
-                raise SandboxCreateError(
-                    f"the folder {spec.workdir} cannot be made in a local sandbox, where only {room.folder} and /tmp "
-                    f"can be written to: {(made.stderr or '').strip()}"
-                )
+        try:
+            await self._make_workdir(handle)
+        except BaseException:
+            await asyncio.shield(self.close(handle))
+            raise
         return handle
 
     async def exec(
@@ -240,7 +239,17 @@ class LocalProvider:
     async def aclose(self) -> None:
         """Nothing is held."""
 
-    def _open(self, spec: SandboxSpec, loop: asyncio.AbstractEventLoop) -> Room:
+    async def _make_workdir(self, handle: SandboxHandle) -> None:
+        room: Room = handle.raw
+        if room.spec.workdir:
+            made = await self.exec(handle, f"mkdir -p -- {shlex.quote(room.spec.workdir)}")
+            if made.return_code:
+                raise SandboxCreateError(
+                    f"the folder {room.spec.workdir} cannot be made in a local sandbox, where only {room.folder} and "
+                    f"/tmp can be written to: {(made.stderr or '').strip()}"
+                )
+
+    def _open(self, spec: SandboxSpec, loop: asyncio.AbstractEventLoop, is_unwanted: threading.Event) -> Room:
         root = Path(tempfile.mkdtemp(prefix="nemo-gym-sandbox-")).resolve()
         ours, its = socket.socketpair()
         process = subprocess.Popen(
@@ -266,6 +275,8 @@ class LocalProvider:
             room.close()
             raise
         room.folder = hello["folder"]
+        if is_unwanted.is_set():  # the event loop may be gone by now
+            room.close()
         return room
 
     def _introduce(self, room: Room) -> dict[str, Any]:
