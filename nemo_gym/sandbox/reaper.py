@@ -38,7 +38,8 @@ def reap(book: str, empty_passes: int = _EMPTY_PASSES) -> list[str]:
     """Remove everything that the book speaks of, and the book if that went well; what went wrong, one line each.
 
     What was still being made when its maker was killed appears later: so it is looked for again, until nothing is found
-    `empty_passes` times.
+    `empty_passes` times. What cannot be removed keeps nothing else from it, and is tried again: its maker, who was just
+    killed, may have had it removed.
     """
     try:
         with open(book, encoding="utf-8") as file:  # noqa: PTH123
@@ -53,7 +54,7 @@ def reap(book: str, empty_passes: int = _EMPTY_PASSES) -> list[str]:
         problems = []
         found = sum(_reap_once(entry, problems) for entry in entries)
         empty = 0 if found else empty + 1
-        if problems or empty >= empty_passes:
+        if (problems and not found) or empty >= empty_passes:
             break
     if not problems:
         for entry in entries:
@@ -81,12 +82,15 @@ def _entry(line: str) -> dict[str, str] | None:
 
 
 def _reap_once(entry: dict[str, str], problems: list[str]) -> int:
-    """Remove what is there; how much that was."""
+    """Remove what is there; how much that was. Nothing is known to be there if the program does not answer."""
     is_docker = entry["runtime"] == "docker"
     try:
         names = _containers(entry) if is_docker else _instances(entry)
         for name in names:
-            _run(entry, ["rm", "-f", "-v", name] if is_docker else ["instance", "stop", name])
+            try:
+                _run(entry, ["rm", "-f", "-v", name] if is_docker else ["instance", "stop", name])
+            except subprocess.CalledProcessError as error:
+                problems.append(f"{entry['program']}: {_why(error)}")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         problems.append(f"{entry['program']}: {_why(error)}")
         return 0

@@ -1,7 +1,7 @@
 """A stand-in for the `docker` command: its containers are real processes, which see this machine's files.
 
 It keeps what it knows in the folder `STAND_IN_STATE`. To end the client of `exec` does not end the command, as with the
-original. Images: `missing` cannot be fetched, `slow` takes for ever, `broken` ends at once; all others work.
+original. While there is a file `stuck`, the first container cannot be removed. Images: `missing` cannot be fetched, `slow` takes for ever, `broken` ends at once; all others work.
 """
 
 import json
@@ -164,6 +164,8 @@ def copy(arguments: list[str]) -> None:
 def remove(arguments: list[str]) -> None:
     for name in [each for each in arguments if not each.startswith("-")]:
         load(name)
+        if (STATE / "stuck").exists() and name == min(stem for stem, _ in there_are()):
+            fail(f"Error response from daemon: removal of container {name} is already in progress", 1)
         kill_all(name)
         file_of(name).unlink(missing_ok=True)
         print(name)

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from nemo_gym.sandbox import (
     SandboxSpec,
     SandboxStatus,
     create_provider,
+    reaper,
 )
 from nemo_gym.sandbox.providers import programs
 from tests.sandbox.stand_ins import StandIn, docker
@@ -345,6 +347,21 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.05)
+
+
+def test_a_container_that_cannot_be_removed_just_now_keeps_no_other_from_being_reaped(
+    docker: StandIn, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        asyncio.run(AsyncSandbox({"docker": {}}, spec(tmp_path)).start())
+    book = Path(reaper.book_beside(os.environ[NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME]))
+    (docker.state / "stuck").touch()
+    freed = threading.Timer(2, (docker.state / "stuck").unlink)
+    freed.start()
+    assert reaper.reap(str(book)) == []
+    freed.join()
+    assert docker.containers() == {}
+    assert not book.exists()
 
 
 PROGRAM = """
