@@ -1,7 +1,8 @@
 """A stand-in for the `docker` command: its containers are real processes, which see this machine's files.
 
 It keeps what it knows in the folder `STAND_IN_STATE`. To end the client of `exec` does not end the command, as with the
-original. While there is a file `stuck`, the first container cannot be removed. Images: `missing` cannot be fetched, `slow` takes for ever, `broken` ends at once; all others work.
+original. While there is a file `stuck`, the first container cannot be removed. Images: `missing` cannot be fetched,
+`slow` takes for ever, `broken` ends at once; all others work.
 """
 
 import json
@@ -149,16 +150,16 @@ def execute(arguments: list[str]) -> None:
 
 
 def copy(arguments: list[str]) -> None:
-    _, (source, target) = read_options(arguments)
+    options, (source, target) = read_options(arguments)
     places = []
     for text in (source, target):
-        name, colon, path = text.partition(":")
+        name, colon, path = ("", "", text) if text.startswith("/") else text.partition(":")
         if colon:
             load(name)
         places.append(Path(path if colon else text))
     if not places[0].is_file():
         fail(f"Error response from daemon: Could not find the file {places[0]} in container", 1)
-    shutil.copyfile(*places)
+    shutil.copyfile(*places, follow_symlinks="-L" in options)
 
 
 def remove(arguments: list[str]) -> None:

@@ -71,6 +71,26 @@ def test_a_sandbox_lives_from_start_to_stop(docker: StandIn, tmp_path: Path) -> 
     assert docker.containers() == {}
 
 
+def test_of_a_link_the_file_is_copied_and_a_colon_is_part_of_a_name(
+    docker: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("blob").write_text("weights")
+    Path("at 12:30").symlink_to("blob")
+
+    async def use() -> None:
+        async with AsyncSandbox({"docker": None}, spec(tmp_path)) as sandbox:
+            await sandbox.start()
+            await sandbox.upload("at 12:30", "there")
+            assert (await sandbox.exec("test -L there || cat there")).stdout == "weights"
+            await sandbox.exec("echo inside > result; ln -s $PWD/result answer")
+            await sandbox.download("answer", "back 12:31")
+
+    asyncio.run(use())
+    back = tmp_path / "back 12:31"
+    assert (back.is_symlink(), back.read_text()) == (False, "inside\n")
+
+
 def test_what_the_spec_and_the_settings_say_reaches_the_command_line(docker: StandIn, tmp_path: Path) -> None:
     settings = {
         "create": {"network": "none", "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},

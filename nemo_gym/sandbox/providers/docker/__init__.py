@@ -230,7 +230,7 @@ class DockerProvider:
             made = await self.exec(handle, f"mkdir -p -- {shlex.quote(folder)}", cwd=handle.raw.spec.workdir, user=0)
             if made.return_code:
                 raise RuntimeError(f"{target_path} cannot be written in the sandbox: {(made.stderr or '').strip()}")
-        await self._copy(str(source_path), f"{handle.raw.name}:{_absolute(target_path, handle)}", target_path)
+        await self._copy(_here(source_path), f"{handle.raw.name}:{_absolute(target_path, handle)}", target_path)
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         """Copy one file out of the container.
@@ -238,7 +238,7 @@ class DockerProvider:
         Raises:
             RuntimeError: it could not be copied.
         """
-        await self._copy(f"{handle.raw.name}:{_absolute(source_path, handle)}", str(target_path), source_path)
+        await self._copy(f"{handle.raw.name}:{_absolute(source_path, handle)}", _here(target_path), source_path)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         """What the daemon says of the container."""
@@ -351,7 +351,7 @@ class DockerProvider:
         return ""
 
     async def _copy(self, source: str, target: str, what: str) -> None:
-        copied = await self._docker("cp", "-q", source, target)
+        copied = await self._docker("cp", "-q", "-L", source, target)  # a link would be followed on the other side
         if copied.code or copied.is_late:
             raise RuntimeError(f"{what} could not be copied between here and the sandbox: {copied.text}")
 
@@ -387,6 +387,11 @@ def _absolute(path: str, handle: SandboxHandle) -> str:
     """`docker cp` knows no working directory."""
     workdir = handle.raw.spec.workdir
     return path if path.startswith("/") or not workdir else f"{workdir.rstrip('/')}/{path}"
+
+
+def _here(path: Path) -> str:
+    """A path of this machine as `docker cp` knows it: what has a colon and no beginning is a container to it."""
+    return str(path.absolute())
 
 
 def _blames_daemon(ended: Ended) -> bool:
