@@ -104,7 +104,7 @@ def _built(snapshot: TokenCaptureSnapshot, builder: str, model: str) -> dict[str
     except ValueError as failure:
         error = str(failure)
     notes = out.notes
-    is_doubtful = bool(notes.unresolved_retries) or notes.roots != 1 or notes.chains != 1
+    is_doubtful = bool(notes.unresolved_retries or out.quarantined) or notes.roots != 1 or notes.chains != 1
     return {
         "rollout_id": snapshot.rollout_id,
         "builder": builder,

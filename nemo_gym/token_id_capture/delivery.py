@@ -124,6 +124,8 @@ def reason_of(built: dict[str, Any]) -> str:
         return "a call of the rollout was not kept"
     if built.get("unresolved_retries"):
         return "calls were tried again, and it is not known which answer counted"
+    if metrics.get("quarantined_calls") and (metrics.get("chains"), metrics.get("roots")) == (1, 1):
+        return "a call could go on from several others, and is not in the conversation that was built"
     return f"the calls make {metrics.get('chains')} conversations with {metrics.get('roots')} beginnings, not one"
 
 

@@ -131,6 +131,16 @@ def test_several_conversations_and_unresolved_retries_mask_the_result(store: Tok
     masked(result(_ng_rollout_id="4-0"), store, "it is not known which answer counted")
 
 
+def test_a_conversation_beside_a_call_in_quarantine_masks_the_result(store: TokenCaptureStore) -> None:
+    tries = [call("b", [1, 2, 3], [4]), call("c", [1, 2, 3], [4])]
+    for entry in (call("a", [1], [2]), *tries, call("d", [1, 2, 3, 4, 5], [6]), call("e", [1, 2, 9], [7])):
+        store.append(entry)
+    given = result()
+    masked(given, store, "a call could go on from several others")
+    told = given["_ng_token_capture"]
+    assert (told["chains"], told["roots"], told["quarantined_calls"]) == (1, 1, 1)
+
+
 def test_no_records_no_id_a_bad_file_and_a_failing_source_mask_the_result(store: TokenCaptureStore) -> None:
     masked(result(), store, "capture contains no token records")
     nameless = result()
