@@ -62,8 +62,13 @@ def test_servers_in_one_terminal_and_rollouts_from_another(servers: str, tmp_pat
     assert {row["responses_create_params"]["temperature"] for row in records(inputs)} == {0.5}
     typed(tmp_path, GYM, "eval", "profile", "--inputs", str(inputs), "--rollouts", str(rollouts))
     assert (tmp_path / "results/out_reward_profiling.jsonl").exists()
-    typed(tmp_path, *run, "--limit", "2", "--num-repeats", "2", "--temperature", "0.5", "--resume", servers)
+    resumed = [*run, "--limit", "2", "--num-repeats", "2", "--temperature", "0.5", "--resume", servers]
+    typed(tmp_path, *resumed)
     assert len(records(rollouts)) == 4
+    told = run_program(*resumed, "--environment", "mcqa", "-m", "another", "--split", "example", folder=tmp_path)
+    assert told.returncode == 0
+    assert "Warning: --environment, --model: with --no-serve the servers are those that run already\n" in told.stderr
+    assert "Warning: --split: with --no-serve the rows are those of --input\n" in told.stderr
 
 
 def test_everything_in_one_command_and_scored_again(tmp_path: Path) -> None:

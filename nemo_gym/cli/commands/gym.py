@@ -51,6 +51,7 @@ _MEANT = {
     ("eval", "collect"): "gym eval run --no-serve",
 }
 """Words that people know from similar programs, or from the other spelling, and what they are here."""
+_OF_SERVERS = ("benchmark", "environment", "resources_server", "model_type", "model", "model_url", "model_api_key")
 _REPEATED = ("config", "asset", "search_dir")
 
 
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if any(argument in _HELP for argument in rest):
             _show(leaf)
         parsed = _parsed(leaf, rest)
+        _warn_of_idle_flags(leaf, parsed)
         with _searching_in(getattr(parsed, "search_dir", None) or ()):
             run(*translate(leaf, parsed))
     except UsageError as error:
@@ -239,6 +241,18 @@ def _command_of(leaf: Leaf, given: Namespace) -> str:
 def _given_flags(leaf: Leaf, given: Namespace) -> dict[str, str]:
     """The flags that were typed, by what they are called in `given`."""
     return {_attribute(flag): flag.name for flag in leaf.flags if getattr(given, _attribute(flag)) is not None}
+
+
+def _warn_of_idle_flags(leaf: Leaf, given: Namespace) -> None:
+    """Name the flags that say what to start where nothing is started: the run is not the one that they ask for."""
+    if not getattr(given, "no_serve", None):
+        return
+    flags = _given_flags(leaf, given)
+    idle = [name for key, name in flags.items() if key in _OF_SERVERS]
+    if idle:
+        print(f"Warning: {', '.join(idle)}: with --no-serve the servers are those that run already", file=sys.stderr)
+    if "split" in flags:
+        print("Warning: --split: with --no-serve the rows are those of --input", file=sys.stderr)
 
 
 def _refuse_beside_a_workload(leaf: Leaf, given: Namespace, allowed: Sequence[str]) -> None:
