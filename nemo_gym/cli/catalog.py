@@ -288,6 +288,9 @@ def find_workload(name: str | None, kind: str | None, manifest_path: str | None)
         raise ConfigError(f"{name} is both an environment and a benchmark: add --kind environment or --kind benchmark")
     if found:
         return next(iter(found.values()))
+    other = next((each.kind for each in every if each.name == name), None)
+    if other is not None:
+        raise ConfigError(f"{name} is {'an' if other == 'environment' else 'a'} {other}: --kind {other}, or no --kind")
     if name in environment_configs() or name in benchmark_configs():
         flag = "--environment" if name in environment_configs() else "--benchmark"
         raise ConfigError(

@@ -198,5 +198,8 @@ def test_a_workload_is_found_by_name_and_by_manifest() -> None:
     assert find_workload(None, None, "environments/twin/manifest.yaml").name == "twin"
     with pytest.raises(ConfigError, match=r"no environment 'twn' with a manifest\.yaml\. Did you mean `twin`"):
         find_workload("twn", "environment", None)
+    made(EXAM)
+    with pytest.raises(ConfigError, match="school/exam is an environment: --kind environment, or no --kind"):
+        find_workload("school/exam", "benchmark", None)
     with pytest.raises(ConfigError, match="there is no such file"):
         find_workload(None, None, "manifest.yaml")
