@@ -132,7 +132,7 @@ def input_of_call(arguments: Any) -> Fields:
         parsed = orjson.loads(arguments or "{}")
         if _LONG_NUMBER.search(arguments or ""):
             parsed = json.loads(arguments)  # to the last digit: orjson rounds what exceeds 64 bits
-    except orjson.JSONDecodeError:
+    except ValueError:  # no JSON, or a number of more digits than Python reads
         parsed = None
     return parsed if isinstance(parsed, dict) else {RAW_ARGUMENTS: str(arguments)}
 

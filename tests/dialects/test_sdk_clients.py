@@ -278,16 +278,17 @@ def test_an_image_among_the_first_instructions_stays() -> None:
     assert (asked["instructions"], asked["input"]) == ("Be brief", begin[1:])
 
 
-def test_a_call_whose_arguments_are_no_json_reaches_the_harness_and_comes_back() -> None:
+@pytest.mark.parametrize(("said", "arguments"), [("babble", "not JSON"), ("count on", f'{{"n": {"7" * 5000}}}')])
+def test_a_call_whose_arguments_cannot_be_read_reaches_the_harness_and_comes_back(said: str, arguments: str) -> None:
     with (
         speaking("responses") as url,
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
     ):
-        conversation: Any = [{"role": "user", "content": "babble"}]
+        conversation: Any = [{"role": "user", "content": said}]
         settings: Any = {"model": "m", "max_tokens": 9, "tools": [MESSAGES_TOOL]}
         asked = client.messages.create(**settings, messages=conversation)
         (call,) = [block for block in asked.content if block.type == "tool_use"]
-        assert call.input == {"_raw": "not JSON"}
+        assert call.input == {"_raw": arguments}
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "no such city", "is_error": True}
         conversation += [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
         assert client.messages.create(**settings, messages=conversation).content[-1].text == "You said: no such city"
