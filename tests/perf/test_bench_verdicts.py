@@ -84,11 +84,14 @@ class Alone(Others):
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_a_target_missed_by_more_than_its_error_fails(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_missed_by_more_than_its_error_fails(
+    rounds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(estimates, "Others", Alone)
     left = iter([2.5, 2.51, 2.52])
     with pytest.raises(AssertionError, match=r"^cost: 2\.5\d.*, at most 2: missed$"):
         hold(lambda: [1.0, next(left)], Target("fine", most=2), Target("cost", most=2), rounds=rounds, more=3 - rounds)
+    assert "fine: 1.00, at most 2: met" in capsys.readouterr().out  # what is left here is named at the end of the bench
 
 
 def test_nothing_is_missed_for_sure_while_others_keep_the_machine_busy(
@@ -174,4 +177,5 @@ def test_a_share_of_simulated_experiments_is_known_to_a_percent(capsys: pytest.C
     assert "least covered of ordinary: 92.50%, at least 93%: undecided" in capsys.readouterr().out
     with pytest.raises(AssertionError, match=r"^least covered of others: 93\.00%, at least 95%: missed$"):
         require_covered(shares, {"ordinary": 0.93, "others": 0.95}, (0.93, 0.97))
+    assert "covered on average: 93.75%" in capsys.readouterr().out
     assert drawn(range(100), 5) == drawn(range(100), 5)
