@@ -317,7 +317,7 @@ def pass_at_k(rewards: Floats, per_task: NDArray[np.int64], repeats: int | None)
     if k < 2 or not np.all((rewards == 0) | (rewards == 1)):
         return None
     starts = np.cumsum(per_task) - per_task
-    lengths = np.unique(per_task).tolist()
+    lengths = np.flatnonzero(np.bincount(per_task)).tolist()
     blocks = [rewards[starts[per_task == length][:, np.newaxis] + np.arange(length)] for length in lengths]
     longest = int(per_task.max())
     passed, average = (curve(blocks, longest).means()[k - 1] or 0.0 for curve in (pass_curve, average_curve))

@@ -357,7 +357,7 @@ def estimate_shown(score: Estimate) -> dict[str, Any]:
 def score_tasks(table: RunTable) -> int:
     """How many tasks there are."""
     tasks = task_numbers(table)
-    return len(np.unique(tasks[tasks >= 0])) if len(tasks) else 0
+    return len(set(tasks[tasks >= 0].tolist()))
 
 
 def task_numbers(table: RunTable) -> Rows:
