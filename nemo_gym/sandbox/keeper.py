@@ -6,6 +6,7 @@ for it is gone, the kernel kills everything inside.
 """
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -27,6 +28,8 @@ _KILL_PASSES = 100
 _OPEN_FILES = 4096
 _MEBIBYTE = 1024 * 1024
 _PAGE = os.sysconf("SC_PAGESIZE")
+_UNFIT = b"!"
+"""Before what a child tells of a command that nobody could start."""
 STREAMS = 3
 NEEDED = (NAMESPACES, "processes", SECCOMP, "new namespaces")
 
@@ -92,13 +95,17 @@ class Keeper:
         try:
             self._start(order, descriptors)
         except OSError as error:
-            self._tell({"id": order["id"], "problem": f"{error.filename or order['cwd']}: {error.strerror}"})
+            self._tell({"id": order["id"], "problem": f"no process could be started: {error.strerror}"})
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def _start(self, order: dict[str, Any], streams: list[int]) -> None:
-        folder = os.open(order["cwd"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            folder = os.open(order["cwd"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            self._tell({"id": order["id"], "unfit": f"{order['cwd']}: {error.strerror}"})
+            return
         hears, tells = os.pipe2(os.O_CLOEXEC)
         with os.fdopen(hears, "rb") as told:
             try:
@@ -110,7 +117,9 @@ class Keeper:
                 os.close(tells)
             why = told.read()  # its end is closed as it becomes the command
         if why:
-            self._tell({"id": order["id"], "problem": f"the command cannot be started: {why.decode()}"})
+            kind = "unfit" if why.startswith(_UNFIT) else "problem"
+            message = f"the command cannot be started: {why.removeprefix(_UNFIT).decode()}"
+            self._tell({"id": order["id"], kind: message})
             return
         found = _process(pid)
         self._owners[pid] = order["id"]
@@ -194,7 +203,8 @@ def _become(order: dict[str, Any], folder: int, streams: list[int], tells: int, 
         _set_limits(memory, order["processors"])
         os.execve(order["arguments"][0], order["arguments"], order["env"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, this is no second keeper
-        os.write(tells, str(error).encode(errors="replace"))
+        is_unfit = isinstance(error, ValueError) or getattr(error, "errno", None) == errno.E2BIG
+        os.write(tells, (_UNFIT if is_unfit else b"") + str(error).encode(errors="replace"))
     finally:
         os._exit(126)
 

@@ -22,6 +22,7 @@ WITH_VALUE = {
     "--security-opt", "--pids-limit", "--publish", "-v", "--entrypoint", "--user", "--filter", "--format",
 }  # fmt: skip
 MARK = "STAND_IN_CONTAINER"
+NOT_STARTED = "OCI runtime exec failed: exec failed: unable to start container process"
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -140,7 +141,7 @@ def execute(arguments: list[str]) -> None:
         fail(f"Error response from daemon: container {name} is not running", 1)
     workdir = options.get("-w", [container["workdir"]])[0]
     if not Path(workdir).is_dir():
-        fail(f"OCI runtime exec failed: exec failed: unable to start container process: chdir to cwd ({workdir})", 126)
+        fail(f"{NOT_STARTED}: chdir to cwd ({workdir}) set in config.json failed: no such file or directory", 126)
     env = {**container["env"], **variables(options)}
     if "--user" in options:
         env["STAND_IN_USER"] = options["--user"][0]
@@ -157,9 +158,15 @@ def copy(arguments: list[str]) -> None:
         if colon:
             load(name)
         places.append(Path(path if colon else text))
-    if not places[0].is_file():
-        fail(f"Error response from daemon: Could not find the file {places[0]} in container", 1)
-    shutil.copyfile(*places, follow_symlinks="-L" in options)
+    for needed in (places[0], places[1].parent):
+        if not needed.exists():
+            fail(f"Error response from daemon: Could not find the file {needed} in container", 1)
+    if places[0].is_fifo():  # as in a tar archive, which the original makes of it
+        os.mkfifo(places[1])
+    elif places[0].is_dir():
+        shutil.copytree(*places)
+    else:
+        shutil.copyfile(*places, follow_symlinks="-L" in options)
 
 
 def remove(arguments: list[str]) -> None:
@@ -185,6 +192,12 @@ def inspect(arguments: list[str]) -> None:
     print("running" if is_running(load(name)) else "exited")
 
 
+def logs(arguments: list[str]) -> None:
+    name = arguments[-1]
+    if load(name)["image"].startswith("broken"):
+        sys.stderr.write("sh: exec /nothing: not found\n")
+
+
 def port(arguments: list[str]) -> None:
     name, wanted = arguments
     for published in load(name)["ports"]:
@@ -204,4 +217,5 @@ if __name__ == "__main__":
     verb, *rest = sys.argv[1:]
     sweep()
     verbs = {"run": run, "exec": execute, "cp": copy, "rm": remove, "ps": show, "inspect": inspect, "port": port}
+    verbs["logs"] = logs
     verbs[verb](rest)

@@ -93,9 +93,38 @@ def test_a_command_that_takes_too_long_is_killed_inside(apptainer: StandIn, tmp_
             assert (done.stdout, done.return_code, done.error_type) == ("begun\n", 125, "timeout")
             assert not alive(f"sleep {seconds}")
             nowhere = await sandbox.exec("true", cwd="/no/such/folder")
-            assert (nowhere.return_code, nowhere.error_type) == (125, "sandbox")
+            assert (nowhere.return_code, nowhere.error_type) == (126, None)
 
     asyncio.run(use())
+
+
+def test_what_a_command_does_to_its_place_is_no_failure_of_it(apptainer: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("a test")
+
+    async def use() -> None:
+        async with AsyncSandbox({"apptainer": {}}, spec(tmp_path, workdir=str(tmp_path / "made/by/it"))) as sandbox:
+            await sandbox.start()
+            assert (await sandbox.exec("pwd; rm -r $PWD")).stdout == f"{tmp_path}/made/by/it\n"
+            for command in ("true", "echo a\0b", "echo \ud800", f"echo {'x' * 200_000}"):
+                lost = await sandbox.exec(command)
+                assert (lost.return_code, lost.error_type) == (126, None)
+            await sandbox.upload(tmp_path / "here", "again")
+            await sandbox.exec("mkfifo pipe; ln -s /dev/zero zeros")
+            for odd in ("pipe", "zeros"):
+                with pytest.raises(RuntimeError, match=f"{odd} could not be copied .*: it is no plain file"):
+                    await sandbox.download(odd, tmp_path / "here")
+            await sandbox.download("again", tmp_path / "back")
+
+    asyncio.run(use())
+    assert [(tmp_path / name).read_text() for name in ("here", "back")] == ["a test", "a test"]
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_the_start(apptainer: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sandbox = AsyncSandbox({"apptainer": {}}, spec(tmp_path, workdir=str(tmp_path / "file/x")))
+    with pytest.raises(SandboxCreateError, match=r"the folder .*/file/x cannot be made in it: .*Not a directory"):
+        asyncio.run(sandbox.start())
+    assert apptainer.containers() == {}
 
 
 @pytest.mark.parametrize(

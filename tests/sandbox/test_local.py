@@ -160,15 +160,40 @@ def test_who_takes_too_much_is_killed_and_the_sandbox_lives_on(command: str, why
 
 
 @needs_isolation
+def test_what_is_done_to_its_folder_keeps_nothing_from_going_in_and_out(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("a test")
+
+    async def use() -> None:
+        async with AsyncSandbox({"local": {}}, SandboxSpec(workdir="/tmp/work")) as sandbox:
+            await sandbox.start()
+            await sandbox.exec("echo kept > ../kept; rm -r $PWD")
+            lost = await sandbox.exec("true")
+            assert (lost.return_code, lost.error_type) == (126, None)
+            await sandbox.download("/tmp/kept", tmp_path / "kept")
+            await sandbox.upload(tmp_path / "here", "again")
+            await sandbox.exec("mkfifo pipe; ln -s /dev/zero zeros")
+            for odd in ("pipe", "zeros", "missing"):
+                with pytest.raises(
+                    RuntimeError, match=rf"{odd} could not be read .*: (it is no plain|cat: .*No such) file"
+                ):
+                    await sandbox.download(odd, tmp_path / "here")
+            await sandbox.download("again", tmp_path / "back")
+
+    asyncio.run(use())
+    said = [(tmp_path / name).read_text() for name in ("kept", "here", "back")]
+    assert said == ["kept\n", "a test", "a test"]
+
+
+@needs_isolation
 def test_problems_of_the_sandbox_are_told_from_those_of_commands() -> None:
     async def use(sandbox: AsyncSandbox) -> None:
         assert (await sandbox.exec("exit 125")).error_type is None
         nowhere = await sandbox.exec("true", cwd="/no/such/folder")
-        assert (nowhere.return_code, nowhere.error_type) == (125, "sandbox")
+        assert (nowhere.return_code, nowhere.error_type) == (126, None)
         assert "/no/such/folder: No such file" in (nowhere.stderr or "")
         for unfit in ("echo a\0b", "echo \ud800", f"echo {'x' * 200_000}"):
             not_begun = await sandbox.exec(unfit)
-            assert (not_begun.return_code, not_begun.error_type) == (125, "sandbox")
+            assert (not_begun.return_code, not_begun.error_type) == (126, None)
             assert "the command cannot be started: " in (not_begun.stderr or "")
         number: dict[str, str] = {"N": 5}  # type: ignore[dict-item]
         assert (await sandbox.exec("echo $N", env=number)).stdout == "5\n"

@@ -6,11 +6,14 @@ killed, and what it said until then is kept.
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
 import secrets
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -26,7 +29,20 @@ from nemo_gym.sandbox.providers.base import RUNTIME_RETURN_CODE, SANDBOX, Sandbo
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 """Of each stream of a command; what comes after is read and dropped."""
 _DRAIN_S = 2.0
+_CANNOT_BE_STARTED = 126
+"""What a shell returns then."""
+_INSIDE = (
+    "executable file not found",
+    "no such file or directory",
+    "not a directory",
+    "permission denied",
+    "exec format error",
+)
 _Settings = TypeVar("_Settings")
+
+
+class UnfitCommandError(OSError):
+    """Nobody could start this command: it has a zero byte or half a character, or is too long."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,7 @@ class Program:
         """Run one command to its end, or until its time is over; `env` is added to its variables.
 
         Raises:
+            UnfitCommandError: it cannot be started as it is.
             OSError: it cannot be started.
         """
         async with self._slots:
@@ -92,8 +109,12 @@ class Program:
                     stderr=subprocess.PIPE,
                     env={**inherited_environment(), **(env or {})},
                 )  # in this process's group: when that is killed, nothing may go on making containers
-            except ValueError as error:  # a zero byte, half a character: models write such things
-                raise OSError(f"the command cannot be started: {error}") from error
+            except ValueError as error:  # models write such things
+                raise UnfitCommandError(f"the command cannot be started: {error}") from error
+            except OSError as error:
+                if error.errno != errno.E2BIG:
+                    raise
+                raise UnfitCommandError(f"the command cannot be started: {error.strerror}") from error
             if stdin is not None:
                 _feed(transport, stdin)
             is_late = False
@@ -153,6 +174,27 @@ def failure(message: str, error_type: str = SANDBOX, partial: Ended | None = Non
     return SandboxExecResult(stdout, f"{stderr}\n{message}" if stderr else message, RUNTIME_RETURN_CODE, error_type)
 
 
+def not_started(message: str) -> SandboxExecResult:
+    """The result of a command that nobody could start, in a sandbox that works: it has failed, as it would in a shell.
+
+    Else a model could have its rollout taken for one that the machinery has spoilt.
+    """
+    return SandboxExecResult("", message, _CANNOT_BE_STARTED)
+
+
+def not_begun(ended: Ended, complaints: tuple[str, ...]) -> SandboxExecResult | None:
+    """The result of a command that did not begin although the container runs; None if the program is to blame.
+
+    What is inside is to blame if the program, whose `complaints` begin like this, does not complain, or says that it
+    found no folder or shell: there was one when the sandbox was made. What stands in for the shell then may still
+    complain in the program's words.
+    """
+    said = ended.text.lower()
+    if not said.startswith(complaints):
+        return result(ended)
+    return not_started(ended.text) if any(reason in said for reason in _INSIDE) else None
+
+
 def begun(ended: Ended, mark: str) -> Ended | None:
     """The same without the line by which `SHELL` says that it begins; None if it did not get that far.
 
@@ -166,6 +208,31 @@ def result(ended: Ended) -> SandboxExecResult:
     """The result of a command that has ended by itself."""
     stdout, stderr = (each.decode(errors="replace") for each in (ended.stdout, ended.stderr))
     return SandboxExecResult(stdout, stderr, 128 - ended.code if ended.code < 0 else ended.code)
+
+
+def printed(path: str) -> str:
+    """A shell command that prints a file, but nothing that might not end: a device, a pipe."""
+    name = shlex.quote(path)
+    return f"if [ -e {name} ] && [ ! -f {name} ]; then echo it is no plain file >&2; exit 1; fi; cat -- {name}"
+
+
+def copy_plain_file(source: Path, target: Path, name: str) -> None:
+    """Copy what came out of a sandbox, if it is a file with something in it to read: what is inside chose what it is.
+
+    A link would be followed on this machine, a pipe would be waited for, a device would be one of this machine.
+
+    Raises:
+        RuntimeError: it is one of these, or a folder; `name` is what it is called inside.
+    """
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise RuntimeError(f"{name} cannot be copied out of the sandbox: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RuntimeError(f"{name} cannot be copied out of the sandbox: it is no plain file")
+    with os.fdopen(descriptor, "rb") as reading, target.open("wb") as writing:
+        shutil.copyfileobj(reading, writing)
 
 
 def settings_of(kind: type[_Settings], given: Mapping[str, Any] | None, where: str) -> _Settings:

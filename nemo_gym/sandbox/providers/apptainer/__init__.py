@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import posixpath
 import re
 import secrets
 import shlex
@@ -34,8 +35,13 @@ from nemo_gym.sandbox.providers.programs import (
     SHELL,
     Ended,
     Program,
+    UnfitCommandError,
     begun,
+    copy_plain_file,
     failure,
+    not_begun,
+    not_started,
+    printed,
     result,
     run_book,
     settings_of,
@@ -47,6 +53,7 @@ logger = logging.getLogger(__name__)
 SHARED_FOLDER = "/sandbox"
 _COMMAND_TIMEOUT_S = 120.0
 _KILL_TIMEOUT_S = 30.0
+_COMPLAINTS = ("fatal:", "error:", "warning:", "info:")
 _OPTIONS = frozenset({"binds", "start_args"})
 _REFUSED = frozenset({"HOME", "PWD", "UID", "GID", "EUID", "IFS", "OPTIND"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -123,13 +130,15 @@ class ApptainerProvider:
             if started.code or started.is_late:
                 why = "it takes too long; raise create.start_timeout_s" if started.is_late else started.text
                 raise SandboxCreateError(f"no instance of {spec.image!r} could be started: {why}")
+            handle = SandboxHandle(name, self.name, instance)
+            await self._make_workdir(handle)
         except OSError as error:
             shutil.rmtree(instance.folder, ignore_errors=True)
             raise SandboxCreateError(f"no instance of {spec.image!r} could be started: {error}") from error
         except BaseException:
             await asyncio.shield(self._stop(instance))
             raise
-        return SandboxHandle(name, self.name, instance)
+        return handle
 
     async def exec(
         self,
@@ -155,7 +164,9 @@ class ApptainerProvider:
             ended = await self._with_env_file(
                 instance, variables, [*arguments, "{env}", f"instance://{instance.name}", *inside], limit_s, stdin
             )
-        except (OSError, ValueError) as error:
+        except (UnfitCommandError, ValueError) as error:
+            return not_started(str(error))
+        except OSError as error:
             return failure(str(error))
         except BaseException:
             await asyncio.shield(self._kill_inside(instance, mark))
@@ -165,7 +176,10 @@ class ApptainerProvider:
             left = await self._kill_inside(instance, mark)
             message = f"the command did not end within {limit_s:g} s and was killed{left}"
             return failure(message, TIMEOUT, itself or ended)
-        return failure(ended.text) if itself is None else result(itself)
+        if itself is not None:
+            return result(itself)
+        own = not_begun(ended, _COMPLAINTS) if await self.status(handle) is SandboxStatus.RUNNING else None
+        return own or failure(ended.text)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy one file into the instance, by way of the shared folder.
@@ -177,7 +191,7 @@ class ApptainerProvider:
         place = handle.raw.folder / passing
         await asyncio.to_thread(shutil.copyfile, source_path, place)
         try:
-            target = shlex.quote(target_path)
+            target = shlex.quote(_in_workdir(target_path, handle))
             script = f'mkdir -p -- "$(dirname -- {target})" && cp -- {SHARED_FOLDER}/{passing} {target}'
             await self._copied(handle, script, target_path)
         finally:
@@ -192,8 +206,9 @@ class ApptainerProvider:
         passing = f".download-{secrets.token_hex(6)}"
         place = handle.raw.folder / passing
         try:
-            await self._copied(handle, f"cat -- {shlex.quote(source_path)} > {SHARED_FOLDER}/{passing}", source_path)
-            await asyncio.to_thread(_copy_plain_file, place, target_path)
+            script = f"{{ {printed(_in_workdir(source_path, handle))}; }} > {SHARED_FOLDER}/{passing}"
+            await self._copied(handle, script, source_path)
+            await asyncio.to_thread(copy_plain_file, place, target_path, source_path)
         finally:
             place.unlink(missing_ok=True)
 
@@ -242,6 +257,13 @@ class ApptainerProvider:
         arguments += [*create.extra_start_args, *map(str, spec.provider_options.get("start_args") or []), "{env}"]
         return [*arguments, _image(str(spec.image)), instance.name]
 
+    async def _make_workdir(self, handle: SandboxHandle) -> None:
+        """So a command whose folder is not there was preceded by one that removed it."""
+        if workdir := handle.raw.spec.workdir:
+            made = await self.exec(handle, f"mkdir -p -- {shlex.quote(workdir)}")
+            if made.return_code:
+                raise SandboxCreateError(f"the folder {workdir} cannot be made in it: {(made.stderr or '').strip()}")
+
     async def _with_env_file(
         self,
         instance: Instance,
@@ -262,7 +284,7 @@ class ApptainerProvider:
             await asyncio.to_thread(os.unlink, path)
 
     async def _copied(self, handle: SandboxHandle, script: str, what: str) -> None:
-        done = await self.exec(handle, script, cwd=handle.raw.spec.workdir)
+        done = await self.exec(handle, script)
         if done.return_code:
             said = (done.stderr or "").strip() or f"exit code {done.return_code}"
             raise RuntimeError(f"{what} could not be copied between here and the sandbox: {said}")
@@ -325,6 +347,11 @@ def _image(image: str) -> str:
     return image if "://" in image or is_file else f"docker://{image}"
 
 
+def _in_workdir(path: str, handle: SandboxHandle) -> str:
+    """A path inside that needs no working directory, which may have been removed."""
+    return posixpath.join(handle.raw.spec.workdir or "", path)
+
+
 def _as_user(user: str | int | None) -> list[str]:
     return ["--fakeroot"] if str(user) in ("root", "0") else []
 
@@ -333,10 +360,3 @@ def _for_user(command: str, user: str | int | None) -> str:
     if user is None or str(user) in ("root", "0"):
         return command
     return f"su -s /bin/sh {shlex.quote(str(user))} -c {shlex.quote(command)}"
-
-
-def _copy_plain_file(source: Path, target: Path) -> None:
-    """Copy what came out; a link in its place would be followed on this machine, outside the sandbox."""
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as reading, target.open("wb") as writing:
-        shutil.copyfileobj(reading, writing)

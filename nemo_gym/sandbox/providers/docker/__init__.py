@@ -6,8 +6,10 @@ removed if whoever made it does not (`nemo_gym.sandbox.reaper`).
 
 import asyncio
 import logging
+import math
 import secrets
 import shlex
+import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,13 +35,17 @@ from nemo_gym.sandbox.providers.programs import (
     SHELL,
     Ended,
     Program,
+    UnfitCommandError,
     begun,
+    copy_plain_file,
     failure,
+    not_begun,
+    not_started,
     result,
     run_book,
     settings_of,
 )
-from nemo_gym.sandbox.reaper import RUN_LABEL
+from nemo_gym.sandbox.reaper import RUN_LABEL, reason
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +60,8 @@ _DAEMON_ERRORS = (
     "no such container",
     "oci runtime exec failed",
     "failed to connect to the docker api",
+    "permission denied while trying to connect",
+    "unable to find user",
 )
 _STATES = {
     "created": SandboxStatus.STARTING,
@@ -64,7 +72,21 @@ _STATES = {
     "exited": SandboxStatus.STOPPED,
     "dead": SandboxStatus.ERROR,
 }
-_SLEEP = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
+_KEEP_ALIVE = """
+trap '' 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 20 21 22 23 24 25 26 27 28 29 30 31
+read -r now rest < /proc/uptime
+end=$((${now%.*} + $1))
+while left=$((end - ${now%.*})); [ "$left" -gt 0 ]; do
+  sleep "$left" & wait $!
+  read -r now rest < /proc/uptime
+done
+"""
+"""The first process of a container, for a number of seconds: nothing inside can end it, not even by killing all.
+
+The kernel lets no process inside kill the first one; an init in front of it would leave with it. As a shell that waits,
+it buries what others have left behind, as an init does.
+"""
+_FOR_EVER_S = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,7 @@ class CreateSettings:
     start_timeout_s: float = 600.0
     """Fetching the image included; a spec's `ready_timeout_s` goes first."""
     init: bool = True
+    """An init process in front of a spec's entrypoint."""
     network: str | None = None
     read_only: bool = False
     cap_drop: list[str] = field(default_factory=list)
@@ -206,6 +229,8 @@ class DockerProvider:
         arguments += [*variables.arguments, handle.raw.name, "sh", "-c", SHELL, "sh", command]
         try:
             ended = await self._program.run(arguments, limit_s, stdin, variables.hidden)
+        except UnfitCommandError as error:
+            return not_started(str(error))
         except OSError as error:
             return failure(str(error))
         except BaseException:
@@ -216,9 +241,13 @@ class DockerProvider:
             left = await self._kill_inside(handle, mark)
             message = f"the command did not end within {limit_s:g} s and was killed{left}"
             return failure(message, TIMEOUT, itself or ended)
-        if itself is None or (_blames_daemon(itself) and await self.status(handle) is not SandboxStatus.RUNNING):
-            return failure(_masked(ended.text, handle.raw.spec))
-        return result(itself)
+        if itself is not None and not _blames_daemon(itself):
+            return result(itself)
+        if await self.status(handle) is SandboxStatus.RUNNING:
+            own = not_begun(ended, _DAEMON_ERRORS) if itself is None else result(itself)
+            if own is not None:
+                return own
+        return failure(_masked(ended.text, handle.raw.spec))
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy one file into the container, its folders made by root.
@@ -226,11 +255,14 @@ class DockerProvider:
         Raises:
             RuntimeError: it could not be copied.
         """
-        if folder := dirname(target_path):
-            made = await self.exec(handle, f"mkdir -p -- {shlex.quote(folder)}", cwd=handle.raw.spec.workdir, user=0)
-            if made.return_code:
-                raise RuntimeError(f"{target_path} cannot be written in the sandbox: {(made.stderr or '').strip()}")
-        await self._copy(_here(source_path), f"{handle.raw.name}:{_absolute(target_path, handle)}", target_path)
+        target = _absolute(target_path, handle)
+        arguments = _here(source_path), f"{handle.raw.name}:{target}"
+        if (await self._cp(*arguments)).code == 0:
+            return
+        made = await self.exec(handle, f"mkdir -p -- {shlex.quote(dirname(target))}", cwd="/", user=0)
+        if made.return_code:
+            raise RuntimeError(f"{target_path} cannot be written in the sandbox: {(made.stderr or '').strip()}")
+        _check_copied(await self._cp(*arguments), target_path)
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
         """Copy one file out of the container.
@@ -238,7 +270,11 @@ class DockerProvider:
         Raises:
             RuntimeError: it could not be copied.
         """
-        await self._copy(f"{handle.raw.name}:{_absolute(source_path, handle)}", _here(target_path), source_path)
+        with tempfile.TemporaryDirectory(prefix="nemo-gym-download-") as folder:
+            passing = Path(folder) / "file"
+            source = f"{handle.raw.name}:{_absolute(source_path, handle)}"
+            _check_copied(await self._cp(source, str(passing)), source_path)
+            await asyncio.to_thread(copy_plain_file, passing, target_path, source_path)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         """What the daemon says of the container."""
@@ -291,7 +327,7 @@ class DockerProvider:
         arguments += ["--label", f"{RUN_LABEL}={run}"]
         for name, value in spec.metadata.items():
             arguments += ["--label", f"nemo-gym.metadata.{name}={value}"]
-        arguments += ["--init"] if create.init else []
+        arguments += ["--init"] if create.init and spec.entrypoint else []
         arguments += ["-w", spec.workdir] if spec.workdir else []
         arguments += Variables.of(spec.env).arguments
         arguments += [*self._limits(spec), *self._isolation()]
@@ -331,12 +367,18 @@ class DockerProvider:
             passed = 0 if tried.return_code else passed + 1
             if tried.return_code and loop.time() >= deadline:
                 said = (tried.stderr or tried.stdout or "").strip() or f"exit code {tried.return_code}"
+                if tried.error_type and (last := await self._last_words(handle)):
+                    said += f"; the last it said was: {last}"
                 raise SandboxCreateVerificationError(
                     f"a container of {handle.raw.spec.image!r} was started, but {probe.command!r} fails in it: "
                     f"{_masked(said, handle.raw.spec)}"
                 )
             if passed < probe.stable_count:
                 await asyncio.sleep(probe.interval_s)
+
+    async def _last_words(self, handle: SandboxHandle) -> str:
+        logged = await self._docker("logs", "--tail", "5", handle.raw.name)
+        return "" if logged.code else reason((logged.stdout + logged.stderr).decode(errors="replace"))
 
     async def _kill_inside(self, handle: SandboxHandle, mark: str) -> str:
         """Kill a command inside the container; what is to be said if that fails."""
@@ -350,10 +392,8 @@ class DockerProvider:
             return f"; what runs inside could not be ended: {killed.text}"
         return ""
 
-    async def _copy(self, source: str, target: str, what: str) -> None:
-        copied = await self._docker("cp", "-q", "-L", source, target)  # a link would be followed on the other side
-        if copied.code or copied.is_late:
-            raise RuntimeError(f"{what} could not be copied between here and the sandbox: {copied.text}")
+    async def _cp(self, source: str, target: str) -> Ended:
+        return await self._docker("cp", "-q", "-L", source, target)  # a link would be followed on the other side
 
     async def _remove(self, name: str) -> Ended:
         return await self._docker("rm", "-f", "-v", name)
@@ -371,9 +411,9 @@ def _what_it_runs(spec: SandboxSpec, image: str) -> list[str]:
         if spec.ttl_s is not None:
             logger.warning("ttl_s has no effect on a sandbox with an entrypoint, which ends when it likes")
         return ["--entrypoint", spec.entrypoint[0], image, *spec.entrypoint[1:]]
-    if spec.ttl_s is not None:
-        return ["--rm", "--entrypoint", "sh", image, "-c", f"sleep {spec.ttl_s:g}"]
-    return ["--entrypoint", "sh", image, "-c", _SLEEP]
+    seconds = _FOR_EVER_S if spec.ttl_s is None else math.ceil(spec.ttl_s)
+    ends_by_itself = [] if spec.ttl_s is None else ["--rm"]
+    return [*ends_by_itself, "--entrypoint", "sh", image, "-c", _KEEP_ALIVE, "sh", str(seconds)]
 
 
 def _where(cwd: str | None, user: str | int | None) -> list[str]:
@@ -385,13 +425,17 @@ def _where(cwd: str | None, user: str | int | None) -> list[str]:
 
 def _absolute(path: str, handle: SandboxHandle) -> str:
     """`docker cp` knows no working directory."""
-    workdir = handle.raw.spec.workdir
-    return path if path.startswith("/") or not workdir else f"{workdir.rstrip('/')}/{path}"
+    return path if path.startswith("/") else f"{(handle.raw.spec.workdir or '').rstrip('/')}/{path}"
 
 
 def _here(path: Path) -> str:
     """A path of this machine as `docker cp` knows it: what has a colon and no beginning is a container to it."""
     return str(path.absolute())
+
+
+def _check_copied(copied: Ended, what: str) -> None:
+    if copied.code:
+        raise RuntimeError(f"{what} could not be copied between here and the sandbox: {copied.text}")
 
 
 def _blames_daemon(ended: Ended) -> bool:

@@ -35,7 +35,15 @@ from nemo_gym.sandbox.providers.base import (
     SandboxSpec,
     SandboxStatus,
 )
-from nemo_gym.sandbox.providers.programs import MAX_OUTPUT_BYTES, Ended, failure, result
+from nemo_gym.sandbox.providers.programs import (
+    MAX_OUTPUT_BYTES,
+    Ended,
+    copy_plain_file,
+    failure,
+    not_started,
+    printed,
+    result,
+)
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from nemo_gym.sandbox.keeper import main; main()"
 _READABLE = (
@@ -191,6 +199,8 @@ class LocalProvider:
         ended = Ended(bytes(outputs[0]), bytes(outputs[1]), int(answer.get("code", 1)))
         if answer.get("is_late"):
             return failure(f"the command did not end within {limit_s:g} s and was killed", TIMEOUT, ended)
+        if "unfit" in answer:
+            return not_started(str(answer["unfit"]))
         if "problem" in answer:
             return failure(str(answer["problem"]), partial=ended)
         if answer.get("killed"):
@@ -204,9 +214,9 @@ class LocalProvider:
             RuntimeError: it could not be copied.
         """
         data = await asyncio.to_thread(source_path.read_bytes)
-        target = shlex.quote(target_path)
+        target = shlex.quote(_in_workdir(target_path, handle))
         script = f'mkdir -p -- "$(dirname -- {target})" && cat > {target}'
-        done = await self.exec(handle, script, cwd=handle.raw.spec.workdir, stdin=data, timeout_s=_COPY_TIMEOUT_S)
+        done = await self.exec(handle, script, stdin=data, timeout_s=_COPY_TIMEOUT_S)
         if done.return_code:
             raise RuntimeError(f"{target_path} could not be written in the sandbox: {(done.stderr or '').strip()}")
 
@@ -217,15 +227,16 @@ class LocalProvider:
             RuntimeError: it could not be copied.
         """
         said = bytearray()
-        script = f"cat -- {shlex.quote(source_path)}"
-        with target_path.open("wb") as target:
-            sinks: list[Callable[[bytes], Any]] = [target.write, _bounded(said)]
-            workdir = handle.raw.spec.workdir
-            answer = await self._run(handle.raw, script, workdir, None, b"", sinks, _COPY_TIMEOUT_S)
-        if answer.get("code") != 0:
-            await asyncio.to_thread(os.unlink, target_path)
-            why = said.decode(errors="replace").strip() or answer.get("problem", "it takes too long")
-            raise RuntimeError(f"{source_path} could not be read in the sandbox: {why}")
+        with tempfile.TemporaryDirectory(prefix="nemo-gym-download-") as folder:
+            passing = Path(folder) / "file"
+            with passing.open("wb") as file:
+                sinks: list[Callable[[bytes], Any]] = [file.write, _bounded(said)]
+                script = printed(_in_workdir(source_path, handle))
+                answer = await self._run(handle.raw, script, None, None, b"", sinks, _COPY_TIMEOUT_S)
+            if answer.get("code") != 0:
+                why = said.decode(errors="replace").strip() or answer.get("problem", "it takes too long")
+                raise RuntimeError(f"{source_path} could not be read in the sandbox: {why}")
+            await asyncio.to_thread(copy_plain_file, passing, target_path, source_path)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         """Whether its first process runs."""
@@ -403,6 +414,11 @@ async def _feed(descriptor: int, data: bytes) -> None:
                 await writer.drain()
     finally:
         transport.close()
+
+
+def _in_workdir(path: str, handle: SandboxHandle) -> str:
+    """A path inside that needs no working directory, which may have been removed."""
+    return os.path.join(handle.raw.spec.workdir or "", path)  # noqa: PTH118 - an absolute path is taken as it is
 
 
 def _bounded(output: bytearray) -> Callable[[bytes], None]:
