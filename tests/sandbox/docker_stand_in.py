@@ -164,7 +164,7 @@ def copy(arguments: list[str]) -> None:
     if places[0].is_fifo():  # as in a tar archive, which the original makes of it
         os.mkfifo(places[1])
     elif places[0].is_dir():
-        shutil.copytree(*places)
+        shutil.copytree(places[0], places[1])
     else:
         shutil.copyfile(*places, follow_symlinks="-L" in options)
 
