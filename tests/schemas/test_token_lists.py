@@ -29,6 +29,7 @@ from nemo_gym.servers import routes
 from nemo_gym.servers.routes import DirectCall, DirectRoute, reads_only, to_json
 from responses_api_agents.simple_agent.verdicts import with_response
 from tests.perf.side_by_side import endpoint, payloads
+from tests.schemas.in_process import one_rollout, played
 
 ROW = orjson.dumps(
     {"responses_create_params": {"input": "hi"}, "note": "[1,2]", "response": {"id": "of an earlier run"}}
@@ -274,8 +275,6 @@ def test_what_is_wrong_with_a_row_is_said_in_the_same_words() -> None:
 
 
 def test_rollouts_with_and_without_the_short_way_are_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.contract.test_payload_cost import one_rollout, played
-
     async def work(lane: Any, row: bytes) -> bytes:
         return b"".join(await one_rollout(lane, row))
 
