@@ -41,7 +41,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-uvicorn test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers chaos chaos-short \
+.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-uvicorn test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers walk compare-commits record-responses chaos chaos-short \
 	constraints clean
 
 help: ## this list
@@ -199,6 +199,15 @@ $(PEERS:%=$(PEERS_VENV)/%/.installed): $(PEERS_VENV)/%/.installed: Makefile
 
 bench-peers: dev $(PEERS:%=$(PEERS_VENV)/%/.installed) ## what a rollout costs us and what it costs others, in turn; needs Linux
 	$(BIN)/python -m tests.perf.peers
+
+walk: dev ## the modules, functions and lines that one rollout runs, in order
+	@$(BIN)/python -m tests.perf.walk
+
+compare-commits: dev ## CPU per rollout of two commits, measured in turns: make compare-commits BEFORE=main AFTER=HEAD
+	@$(BIN)/python -m tests.perf.compare_commits $(BEFORE) $(AFTER)
+
+record-responses: dev ## what every server answers to thousands of requests, into OUT; `python -m tests.net diff` compares two
+	@$(BIN)/python -m tests.net record $(OUT)
 
 chaos: dev ## faults, hanging servers, load, bad input: every promise put to the test; CHAOS_SEED=7 repeats a run
 	$(BIN)/python -m tests.chaos $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) --docs --json results/chaos.json

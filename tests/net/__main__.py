@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tests.checkouts import ROOT
 from tests.net import cases, recording
 
 
@@ -13,9 +14,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record", help="start every bundled server and store what it answers")
     record.add_argument("output", type=Path, help="file to write, one response per line")
-    record.add_argument(
-        "--root", type=Path, default=cases.ROOT, help="a checkout with its own .venv (default: this one)"
-    )
+    record.add_argument("--root", type=Path, default=ROOT, help="a checkout with its own .venv (default: this one)")
     record.add_argument("--only", help="parts with this in their name, such as mcqa or 'model vllm'")
     diff = commands.add_parser("diff", help="print every response that differs between two recordings")
     diff.add_argument("before", type=Path)

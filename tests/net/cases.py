@@ -12,17 +12,17 @@ import aiohttp
 import yaml
 
 from nemo_gym.keys import NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME
+from tests.checkouts import servers_of
 from tests.compat.stand_ins import write_compat_wheels
 from tests.compat.test_third_party_servers import AGENT as THEIR_AGENT
 from tests.compat.test_third_party_servers import ENVIRONMENT as THEIR_ENVIRONMENT
 from tests.compat.test_third_party_servers import config_of as config_of_third_parties
 from tests.compat.test_third_party_servers import write_server
 from tests.hostile.model import ATTACKS, hostile_endpoint, mark
+from tests.net.caller import Caller
 from tests.net.recording import Exchange, Normalizer
-from tests.net.servers import Caller, running
 
-ROOT = Path(__file__).parents[2]
-MODELS = {
+MODELS: Mapping[str, dict[str, Any]] = {
     "openai_model": {"openai_base_url": "{endpoint}", "openai_api_key": "k", "openai_model": "m"},
     "azure_openai_model": {
         "openai_base_url": "{endpoint}",
@@ -61,6 +61,9 @@ BAD_BODIES: Mapping[str, tuple[bytes, str]] = {
     "bytes that are no UTF-8": (b'{"a": "\xff"}', "application/json"),
     "a number that is none": (b'{"a": NaN}', "application/json"),
 }
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}
+]
 DIALECTS: Mapping[str, Any] = {
     "/v1/responses": lambda attack: {"input": [mark(attack), {"role": "user", "content": "Go on."}], "tools": TOOLS},
     "/v1/chat/completions": lambda attack: {
@@ -75,7 +78,6 @@ DIALECTS: Mapping[str, Any] = {
         "tools": [{"name": "look", "input_schema": {"type": "object"}}],
     },
 }
-TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}]
 
 
 def is_long(attack: str) -> bool:
@@ -119,9 +121,9 @@ async def _serving(
     with TemporaryDirectory(prefix="net") as folder:
         normalizer = Normalizer({str(root): "<root>"})
         jar = aiohttp.DummyCookieJar()
-        with running(root, Path(folder), config, **more) as addresses:
+        with servers_of(root, Path(folder), config, **more) as servers:
             async with aiohttp.ClientSession(cookie_jar=jar) as session:
-                yield Caller(session, normalizer, prefix), addresses
+                yield Caller(session, normalizer, prefix), dict(servers.addresses)
 
 
 def _model_block(model: str, endpoint: str) -> dict[str, Any]:

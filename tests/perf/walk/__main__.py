@@ -7,29 +7,19 @@ runs once at the start is no part of a rollout, so counts of two runs of differe
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import checkouts
 from tests.perf.side_by_side import processes
-from tests.ports import free_port
 
-ROOT = Path(__file__).parents[3]
 OUR_FOLDERS = ("nemo_gym", "responses_api_agents", "responses_api_models", "resources_servers")
-AGENT = "example_single_tool_call_simple_agent"
-CONFIGS = [
-    "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml",
-    "responses_api_models/openai_model/configs/openai_model.yaml",
-]
-INPUT = "resources_servers/example_single_tool_call/data/example.jsonl"
 OFTEN_ENOUGH = 0.5
 """Calls per rollout from which a function counts as part of it; rarer ones belong to timers."""
 LONGEST_WAIT_S = 120.0
@@ -85,89 +75,45 @@ class Walk:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
-        self.head_port = free_port()
         injected = Path(__file__).parent / "injected"
-        self._environment = {
-            **os.environ,
-            "NO_COLOR": "1",
+        self.environment = {
             "NEMO_GYM_WALK_FOLDER": str(folder),
             "NEMO_GYM_WALK_TRACED": os.pathsep.join(f"{root / each}{os.sep}" for each in OUR_FOLDERS),
             "PYTHONPATH": os.pathsep.join([str(injected), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
-    def _command(self, name: str, *arguments: str) -> list[str]:
-        return [str(self.root / ".venv/bin" / name), *arguments, f"+head_server.port={self.head_port}"]
-
-    @contextmanager
-    def servers(self, endpoint_port: int) -> Iterator[None]:
-        """Run the environment, its agent and a model server until the block ends."""
-        command = self._command(
-            "ng_run",
-            f"+config_paths=[{','.join(CONFIGS)}]",
-            f"+policy_base_url=http://127.0.0.1:{endpoint_port}/v1",
-            "+policy_api_key=none",
-            "+policy_model_name=canned",
-        )
-        output = self.folder / "ng_run.log"
-        with output.open("wb") as log:
-            process = subprocess.Popen(command, cwd=self.root, env=self._environment, stdout=log, stderr=log)
-        try:
-            self._wait_for(lambda: b"servers ready!" in output.read_bytes(), f"ng_run to be ready ({output})")
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(LONGEST_WAIT_S)
-
-    def collect(self, rollouts: int) -> Counts:
+    def collect(self, head_port: int, rollouts: int) -> Counts:
         """Collect so many rollouts one after the other; return what the collector ran."""
         before = set(self.folder.glob("end-*.json"))
-        command = self._command(
-            "ng_collect_rollouts",
-            f"+agent_name={AGENT}",
-            f"+input_jsonl_fpath={self.root / INPUT}",
-            f"+output_jsonl_fpath={self.folder / f'rollouts-{time.monotonic_ns()}.jsonl'}",
-            "+limit=1",
-            f"+num_repeats={rollouts}",
-            "+num_samples_in_parallel=1",
-            "+disable_aggregation=true",
-        )
-        done = subprocess.run(
-            command, cwd=self.root, env=self._environment, capture_output=True, text=True, timeout=LONGEST_WAIT_S
-        )
-        if done.returncode:
-            raise SystemExit(f"ng_collect_rollouts ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        options = ("+limit=1", f"+num_repeats={rollouts}", "+num_samples_in_parallel=1")
+        checkouts.collect(self.root, self.folder, head_port, *options, environment=self.environment)
         return Counts.read(sorted(set(self.folder.glob("end-*.json")) - before))
 
     def host(self, label: str) -> Counts:
         """Return what the host process has run so far."""
         (self.folder / f"ask-{label}").touch()
-        self._wait_for(lambda: list(self._answers(label)), "the host's counts")
-        return Counts.read(list(self._answers(label)))
-
-    def _answers(self, label: str) -> Iterator[Path]:
-        for path in self.folder.glob(f"{label}-*.json"):
-            if b"host.py" in path.read_bytes()[:500]:
-                yield path
-
-    @staticmethod
-    def _wait_for(is_done: Any, what: str) -> None:
         deadline = time.monotonic() + LONGEST_WAIT_S
-        while not is_done():
+        while not (answers := self._answers_of_hosts(label)):
             if time.monotonic() > deadline:
-                raise SystemExit(f"waited {LONGEST_WAIT_S:.0f} s for {what}")
+                raise SystemExit(f"the host process wrote no counts within {LONGEST_WAIT_S:.0f} s")
             time.sleep(0.05)
+        return Counts.read(answers)
+
+    def _answers_of_hosts(self, label: str) -> list[Path]:
+        return [path for path in self.folder.glob(f"{label}-*.json") if b"host.py" in path.read_bytes()[:500]]
 
 
 def walk(root: Path, rollouts: int) -> dict[str, Counts]:
     """Return what host and collector run per rollout, in the order of a first rollout."""
     with tempfile.TemporaryDirectory() as folder, processes.helper("endpoint.py") as (_, endpoint_port):
         walked = Walk(root, Path(folder))
-        with walked.servers(endpoint_port):
-            walked.collect(2)
+        config = checkouts.single_tool_call_config(root, endpoint_port)
+        with checkouts.servers_of(root, Path(folder), config, walked.environment) as servers:
+            walked.collect(servers.head_port, 2)
             walked.host("warm")
-            short = walked.collect(1)
+            short = walked.collect(servers.head_port, 1)
             before = walked.host("before")
-            long = walked.collect(1 + rollouts)
+            long = walked.collect(servers.head_port, 1 + rollouts)
             after = walked.host("after")
     found = {
         "host": after.per_rollout(before, 1 + rollouts),
@@ -233,7 +179,9 @@ def show(root: Path, found: Mapping[str, Counts], with_lines: bool) -> None:
 def main() -> int:
     """Walk and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.perf.walk", description=__doc__)
-    parser.add_argument("--root", type=Path, default=ROOT, help="a checkout with its own .venv (default: this one)")
+    parser.add_argument(
+        "--root", type=Path, default=checkouts.ROOT, help="a checkout with its own .venv (default: this one)"
+    )
     parser.add_argument("--rollouts", type=int, default=20, help="rollouts that are counted (default: 20)")
     parser.add_argument("--lines", action="store_true", help="print the lines that run, too")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

@@ -12,27 +12,29 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import FrameType
+from typing import Any
 
 FOLDER = os.environ["NEMO_GYM_WALK_FOLDER"]
 TRACED = tuple(os.environ["NEMO_GYM_WALK_TRACED"].split(os.pathsep))
 LONGEST_LOG = 100_000
 
-calls = Counter()
-lines = Counter()
-log = []
+calls: Counter[tuple[str, int, str]] = Counter()
+lines: Counter[tuple[str, int]] = Counter()
+log: list[tuple[str, int, str]] = []
 switches = 0
-last_file = None
-traced = {}
+last_file = ""
+traced: dict[str, bool] = {}
 
 
-def is_traced(file):
+def is_traced(file: str) -> bool:
     found = traced.get(file)
     if found is None:
         found = traced[file] = file.startswith(TRACED)
     return found
 
 
-def on_line(frame, event, argument):
+def on_line(frame: FrameType, event: str, argument: Any) -> Any:
     global last_file, switches
     if event == "line":
         file = frame.f_code.co_filename
@@ -43,7 +45,7 @@ def on_line(frame, event, argument):
     return on_line
 
 
-def on_call(frame, event, argument):
+def on_call(frame: FrameType, event: str, argument: Any) -> Any:
     code = frame.f_code
     if not is_traced(code.co_filename):
         return None
@@ -54,7 +56,7 @@ def on_call(frame, event, argument):
     return on_line
 
 
-def write(label):
+def write(label: str) -> None:
     first_seen = list(dict.fromkeys(log))
     log.clear()
     counts = {
@@ -70,8 +72,8 @@ def write(label):
     os.replace(path + ".new", path)
 
 
-def watch():
-    answered = set()
+def watch() -> None:
+    answered: set[str] = set()
     while True:
         for name in os.listdir(FOLDER):
             if name.startswith("ask-") and name not in answered:
@@ -80,12 +82,12 @@ def watch():
         time.sleep(0.05)
 
 
-def write_and_exit(code, exit_at_once=os._exit):
+def write_and_exit(code: int, exit_at_once: Any = os._exit) -> None:
     write("end")
     exit_at_once(code)
 
 
-os._exit = write_and_exit
+os._exit = write_and_exit  # type: ignore[assignment]
 atexit.register(write, "end")
 threading.Thread(target=watch, daemon=True).start()
 threading.settrace(on_call)

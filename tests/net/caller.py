@@ -1,65 +1,14 @@
-"""Start the servers of one checkout with `ng_run`, and send them requests."""
+"""Send the requests of the net one after the other and keep the responses."""
 
 import json
-import os
-import signal
-import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
-import yaml
 
 from tests.net.recording import Exchange, Normalizer
-from tests.ports import free_port
 
-START_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 120.0
-
-
-@contextmanager
-def running(
-    root: Path, folder: Path, config: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> Iterator[dict[str, str]]:
-    """Run the servers of a config from the checkout at `root`; yield their addresses by name."""
-    port = free_port()
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump({**config, "head_server": {"host": "127.0.0.1", "port": port}}))
-    output = folder / "ng_run.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            [str(root / ".venv/bin/ng_run"), f"+config_paths=[{path}]"],
-            cwd=root,
-            env={**os.environ, "NO_COLOR": "1", **(environment or {})},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _wait_until_ready(process, output)
-        yield _addresses(port)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(STOP_TIMEOUT_S)
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]", output: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while b"servers ready!" not in output.read_bytes():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"ng_run did not get its servers ready:\n{output.read_text()[-3000:]}")
-        time.sleep(0.05)
-
-
-def _addresses(head_port: int) -> dict[str, str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{head_port}/server_instances", timeout=30) as answer:
-        servers = json.load(answer)
-    found = {server["process_name"]: server["url"] for server in servers}
-    return {**found, "head": f"http://127.0.0.1:{head_port}"}
 
 
 class Caller:
