@@ -8,7 +8,9 @@ agent that expects a float, leaves the agent as `null`, and cannot be taken for 
 """
 
 import functools
+import hashlib
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -37,15 +39,20 @@ __all__ = [
     "ask_about",
     "ask_for_label",
     "call_judge",
-    "earliest_label",
+    "fenced",
     "judge_failsafe",
+    "last_label",
     "last_message_text",
     "last_user_text",
     "reraise_judge_errors",
+    "without_labels",
 ]
 
 JUDGE_FAILED = "judge_failed"
 _REFUSALS = (400, 413, 422)
+_BREAK = "·"
+_MARKUP = " \t\r\n*_`'\".:"
+"""Characters that may stand around a verdict without saying anything more."""
 
 ResponseT = TypeVar("ResponseT", bound=BaseModel)
 _Result = TypeVar("_Result")
@@ -115,7 +122,7 @@ async def ask_for_label(
     """Ask a judge that ends its answer with one of `labels`.
 
     Raises:
-        JudgeError: the judge failed, or broke off before it came to a label.
+        JudgeError: the judge failed, or broke off before its verdict.
     """
     response = await call_judge(
         server_client,
@@ -126,13 +133,14 @@ async def ask_for_label(
     )
     if response.error is not None:
         raise JudgeError(f"judge {server_name!r} failed: {response.error.code}: {response.error.message}")
-    label = earliest_label(last_message_text(response), labels)
-    if label is None and response.incomplete_details is not None:
+    labels = tuple(labels)
+    text = last_message_text(response)
+    if response.incomplete_details is not None and not _is_clear(text, labels):
         raise JudgeRefusalError(
             f"judge {server_name!r} broke off before its verdict ({response.incomplete_details.reason}); "
             "raise max_output_tokens in judge_responses_create_params"
         )
-    return JudgeEvaluation(responses_create_params=params, response=response, verdict_label=label)
+    return JudgeEvaluation(responses_create_params=params, response=response, verdict_label=last_label(text, labels))
 
 
 async def ask_about(
@@ -161,10 +169,48 @@ async def ask_about(
         return control.model_copy(update={"verdict_label": None, "judge_error": str(refusal)})
 
 
-def earliest_label(text: str, labels: Iterable[str]) -> str | None:
-    """The label that occurs first in `text`; None when none does."""
-    found = [(at, label) for label in labels if (at := text.find(label)) >= 0]
-    return min(found)[1] if found else None
+def last_label(text: str, labels: Iterable[str]) -> str | None:
+    """Return the last label in `text`; None when it has none.
+
+    Labels are matched from left to right without overlap, the longest first where several begin.
+    """
+    return next(reversed(_labels_in(text, labels)), None)
+
+
+def _labels_in(text: str, labels: Iterable[str]) -> list[str]:
+    longest_first = sorted(filter(None, labels), key=len, reverse=True)
+    return re.findall("|".join(map(re.escape, longest_first)), text) if longest_first else []
+
+
+def _is_clear(text: str, labels: Iterable[str]) -> bool:
+    """Return whether an answer that was cut off names one label only, and names it first or last."""
+    found = set(_labels_in(text, labels))
+    bare = text.strip(_MARKUP)
+    return len(found) == 1 and any(bare.startswith(label) or bare.endswith(label) for label in found)
+
+
+def without_labels(text: str, labels: Iterable[str]) -> str:
+    """Return `text` with a dot inside every label, for a prompt: `[·[A=B]]`.
+
+    A judge that quotes the text then gives no verdict by doing so. Labels of one character are left as they are.
+    """
+    beginnings = [f"{re.escape(label[0])}(?={re.escape(label[1:])})" for label in labels if len(label) > 1]
+    return re.sub("|".join(beginnings), rf"\g<0>{_BREAK}", text) if beginnings else text
+
+
+def fenced(text: str) -> str:
+    """Return `text` between two lines that it cannot imitate, for a prompt.
+
+    Both lines have a code that is made of the text and does not occur in it.
+    """
+    code = _code_of(text)
+    while code in text:
+        code = _code_of(code)
+    return f"-----BEGIN TEXT {code}-----\n{text}\n-----END TEXT {code}-----"
+
+
+def _code_of(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
 def last_message_text(response: NeMoGymResponse) -> str:

@@ -19,7 +19,14 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import ConfigError, ModelServerRef
-from nemo_gym.judge import JudgeEvaluation, ask_about, last_message_text, last_user_text
+from nemo_gym.judge import (
+    JudgeEvaluation,
+    ask_about,
+    fenced,
+    last_message_text,
+    last_user_text,
+    without_labels,
+)
 from nemo_gym.openai_utils import NeMoGymEasyInputMessage, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import SharedSlots, while_serving
 from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher, PatternTimeoutError
@@ -38,8 +45,11 @@ class LLMJudgeResourcesServerConfig(BaseResourcesServerConfig):
     """Questions to the judge at the same time, over all processes of this server; unlimited when unset."""
     judge_system_message: str | None = None
     judge_prompt_template_fpath: str = "prompt_templates/equivalence_llm_judge.txt"
-    """A text with `{question}`, `{expected_answer}` and `{generated_answer}`; relative to this folder."""
+    """A text with `{question}`, `{expected_answer}` and `{generated_answer}`; relative to this folder.
+
+    Both answers are filled in between a line that begins them and a line that ends them."""
     judge_equal_label: str = "[[A=B]]"
+    """The last label in the judge's answer counts; an answer without one means not equal."""
     judge_not_equal_label: str = "[[A!=B]]"
     question_extract_regex: str | None = None
     """The part of the user's message that is the question."""
@@ -192,17 +202,24 @@ class LLMJudgeResourcesServer(SimpleResourcesServer):
         self, case: _Case, answer: str, evaluations: list[JudgeEvaluation], *, swapped: bool = False
     ) -> bool:
         config = self.config
-        labels = (config.judge_equal_label, config.judge_not_equal_label)
         question = partial(self._question, case, swapped=swapped)
+        name = config.judge_model_server.name
         async with self._slots:
-            evaluation = await ask_about(self.server_client, config.judge_model_server.name, question, answer, labels)
+            evaluation = await ask_about(self.server_client, name, question, answer, self._labels)
         evaluations.append(evaluation)
-        return evaluation.verdict_label == config.judge_equal_label
+        return evaluation.verdict_label == config.judge_equal_label != config.judge_not_equal_label
+
+    @property
+    def _labels(self) -> tuple[str, str]:
+        return self.config.judge_equal_label, self.config.judge_not_equal_label
 
     def _question(self, case: _Case, answer: str, *, swapped: bool) -> NeMoGymResponseCreateParamsNonStreaming:
         config = self.config
-        first, second = (answer, case.expected) if swapped else (case.expected, answer)
-        prompt = self._template.format(question=case.question, expected_answer=first, generated_answer=second)
+        answers = (answer, case.expected) if swapped else (case.expected, answer)
+        question, first, second = (without_labels(text, self._labels) for text in (case.question, *answers))
+        prompt = self._template.format(
+            question=question, expected_answer=fenced(first), generated_answer=fenced(second)
+        )
         messages = [NeMoGymEasyInputMessage(role="user", content=prompt)]
         if config.judge_system_message is not None:
             messages.insert(0, NeMoGymEasyInputMessage(role="system", content=config.judge_system_message))

@@ -23,7 +23,7 @@ from nemo_gym.config_types import ModelServerRef
 from nemo_gym.judge import JudgeEvaluation, ask_about, last_user_text
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import per_process_cap, reads_only, while_serving
-from resources_servers.math_with_judge.judging import EQUAL, NOT_EQUAL, judge_request
+from resources_servers.math_with_judge.judging import EQUAL, LABELS, judge_request
 from resources_servers.math_with_judge.library_pool import LibraryPool
 
 _KEY_MEANS = ("mean/reward", "mean/input_tokens", "mean/output_tokens")
@@ -137,7 +137,7 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
             return judge_request(self.config.judge_responses_create_params, question, *answers)
 
         name = self.config.judge_model_server.name
-        return await ask_about(self.server_client, name, question_about, given, (EQUAL, NOT_EQUAL))
+        return await ask_about(self.server_client, name, question_about, given, LABELS)
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """pass@k and majority vote, for both ways of comparing and for what they amount to together."""
