@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from nemo_gym.errors import GymError
-from nemo_gym.http.errors import ServerResponseError
 from nemo_gym.openai_utils import (
     NeMoGymEasyInputMessage,
     NeMoGymMessage,
@@ -35,7 +34,6 @@ from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_sta
 __all__ = [
     "JudgeError",
     "JudgeEvaluation",
-    "JudgeRefusalError",
     "ask_about",
     "ask_for_label",
     "call_judge",
@@ -49,7 +47,8 @@ __all__ = [
 ]
 
 JUDGE_FAILED = "judge_failed"
-_REFUSALS = (400, 413, 422)
+_FAILURES_OF_ANSWER = 3
+"""Failures over an answer, with control questions answered in between, after which the answer is the reason."""
 _BREAK = "·"
 _MARKUP = " \t\r\n*_`'\".:"
 """Characters that may stand around a verdict without saying anything more."""
@@ -63,10 +62,6 @@ class JudgeError(GymError, RuntimeError):
     """The judge gave no judgement, so there is nothing to score with."""
 
 
-class JudgeRefusalError(JudgeError):
-    """The judge was asked, and would not or could not judge this: too long, filtered, or it broke off."""
-
-
 class JudgeEvaluation(BaseModel):
     """One question to a judge, its answer, and the label found in it."""
 
@@ -75,7 +70,7 @@ class JudgeEvaluation(BaseModel):
     verdict_label: str | None = None
     """None: the judge answered, but with none of the labels, or not about this answer."""
     judge_error: str | None = None
-    """Why there is no verdict on this answer, although there is one on an empty answer: that is what is shown then."""
+    """Why there is no verdict on this answer, while there is one on an empty answer: that is what is shown then."""
 
 
 async def call_judge(
@@ -84,8 +79,7 @@ async def call_judge(
     """Ask a judge model server.
 
     Raises:
-        JudgeError: there was no answer, an error status, or an answer that is no `response_model`;
-            a `JudgeRefusalError` if the judge refused the question.
+        JudgeError: there was no answer, an error status, or an answer that is no `response_model`.
         ServerResponseError: the judge answers from a recording that does not have the question.
     """
     try:
@@ -95,8 +89,7 @@ async def call_judge(
     except Exception as error:
         if is_missing_call(error):
             raise
-        is_refusal = isinstance(error, ServerResponseError) and error.error_status in _REFUSALS
-        raise (JudgeRefusalError if is_refusal else JudgeError)(
+        raise JudgeError(
             f"judge {server_name!r} gave no valid answer at {url_path}: {type(error).__name__}: {error}"
         ) from error
 
@@ -133,12 +126,15 @@ async def ask_for_label(
     )
     if response.error is not None:
         raise JudgeError(f"judge {server_name!r} failed: {response.error.code}: {response.error.message}")
+    if response.status in ("failed", "cancelled"):
+        raise JudgeError(f"judge {server_name!r} gave no reason for an answer with the status {response.status!r}")
     labels = tuple(labels)
     text = last_message_text(response)
-    if response.incomplete_details is not None and not _is_clear(text, labels):
-        raise JudgeRefusalError(
-            f"judge {server_name!r} broke off before its verdict ({response.incomplete_details.reason}); "
-            "raise max_output_tokens in judge_responses_create_params"
+    cut = response.incomplete_details
+    if (cut is not None or response.status == "incomplete") and not _is_clear(text, labels):
+        raise JudgeError(
+            f"judge {server_name!r} broke off before its verdict ({'no reason given' if cut is None else cut.reason}); "
+            "if that happens with other answers, too, raise max_output_tokens in judge_responses_create_params"
         )
     return JudgeEvaluation(responses_create_params=params, response=response, verdict_label=last_label(text, labels))
 
@@ -150,23 +146,29 @@ async def ask_about(
     answer: str,
     labels: Iterable[str],
 ) -> JudgeEvaluation:
-    """As `ask_for_label`, about an answer that may itself be why there is no verdict (too long, filtered, confusing).
+    """Ask as `ask_for_label` does about an answer that may itself be the reason why the judge fails.
 
-    A judge that refuses is asked the same about an empty answer. If that works the fault is the answer's, which then
-    has no label; a model cannot escape its score by what it says to the judge.
+    It may be filtered, too long or confusing. After every failure the judge is asked the same about an empty answer,
+    the control question: once after the first failure, twice after the second, three times after the third. A judge
+    that fails now and then is not mistaken that way. If it fails three times over the answer and never over the control
+    question, the evaluation has no label: a model cannot escape its score by what it says to the judge.
 
     Raises:
-        JudgeError: the judge failed, whatever the answer.
+        JudgeError: the judge failed with the answer and without it.
     """
     labels = tuple(labels)
-    try:
-        return await ask_for_label(server_client, server_name, question_about(answer), labels)
-    except JudgeRefusalError as refusal:
+    for failures in range(1, _FAILURES_OF_ANSWER + 1):
         try:
-            control = await ask_for_label(server_client, server_name, question_about(""), labels)
-        except JudgeError:
-            raise refusal from None
-        return control.model_copy(update={"verdict_label": None, "judge_error": str(refusal)})
+            return await ask_for_label(server_client, server_name, question_about(answer), labels)
+        except JudgeError as error:
+            failure = error
+        for _ in range(failures):
+            try:
+                control = await ask_for_label(server_client, server_name, question_about(""), labels)
+            except JudgeError as error:
+                raise JudgeError(f"{failure}; without an answer to judge it failed, too: {error}") from failure
+    why = f"{failure}; that happened {_FAILURES_OF_ANSWER} times, and never without this answer"
+    return control.model_copy(update={"verdict_label": None, "judge_error": why})
 
 
 def last_label(text: str, labels: Iterable[str]) -> str | None:

@@ -19,7 +19,6 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.judge import (
     JudgeError,
-    JudgeRefusalError,
     ask_about,
     ask_for_label,
     call_judge,
@@ -308,35 +307,75 @@ def test_a_judge_that_judges_an_answer_is_asked_once() -> None:
     assert asked(client) == ["Right? <4>"]
 
 
-REFUSALS = [(status, {"error": "too long"}) for status in (400, 413, 422)]
-BROKEN_OFF = (200, {**ENVELOPE, "output": [message("Let me see")], **CUT})
+ANSWERED = (200, {**ENVELOPE, "output": [message("[[YES]]")]})
+FAILURES = [
+    *((status, {"error": "no"}) for status in (400, 401, 403, 413, 422, 429, 500, 503)),
+    (200, {**ENVELOPE, "output": [message("Let me see")], **CUT}),
+    (200, {**ENVELOPE, "output": [message("If [[YES]], then")], "status": "incomplete"}),
+    (200, {**ENVELOPE, "output": [], "error": {"code": "content_filter", "message": "flagged"}, "status": "failed"}),
+    (200, {**ENVELOPE, "output": [message("[[YES]]")], "status": "failed"}),
+    (200, {"id": "r"}),
+]
+CONTENT, CONTROL = "Right? <4>", "Right? <>"
 
 
-@pytest.mark.parametrize("refusal", [*REFUSALS, BROKEN_OFF])
-def test_an_answer_that_a_judge_refuses_is_wrong_if_it_judges_an_empty_one(refusal: tuple[int, Any]) -> None:
-    client = judge_saying(refusal, (200, {**ENVELOPE, "output": [message("[[YES]]")]}))
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_answer_over_which_alone_the_judge_fails_three_times_has_no_label(failure: tuple[int, Any]) -> None:
+    client = judge_saying(failure, ANSWERED, failure, *[ANSWERED] * 2, failure, *[ANSWERED] * 3)
 
-    evaluation = asyncio.run(ask_about(client, "judge", about, "4" * 100, iter(LABELS)))
+    evaluation = asyncio.run(ask_about(client, "judge", about, "4", iter(LABELS)))
 
     assert evaluation.verdict_label is None
     assert "'judge'" in (evaluation.judge_error or "")
-    assert asked(client) == [f"Right? <{'4' * 100}>", "Right? <>"]
+    assert asked(client) == [CONTENT, CONTROL, CONTENT, *[CONTROL] * 2, CONTENT, *[CONTROL] * 3]
 
 
-@pytest.mark.parametrize("control", [*REFUSALS, BROKEN_OFF, (500, {}), (200, {"id": "r"})])
-def test_a_judge_that_refuses_whatever_it_is_asked_has_failed(control: tuple[int, Any]) -> None:
-    client = judge_saying((413, {"error": "the first refusal"}), control)
+@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_judge_that_fails_fewer_times_over_an_answer_gives_its_verdict(
+    failure: tuple[int, Any], failures: int
+) -> None:
+    client = judge_saying(failure, ANSWERED, *([failure, ANSWERED, ANSWERED] if failures == 2 else []), ANSWERED)
 
-    with pytest.raises(JudgeRefusalError, match="the first refusal"):
+    evaluation = asyncio.run(ask_about(client, "judge", about, "4", LABELS))
+
+    assert (evaluation.verdict_label, evaluation.judge_error) == ("[[YES]]", None)
+    assert asked(client).count(CONTENT) == failures + 1
+
+
+@pytest.mark.parametrize("answered_before", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("control", FAILURES)
+def test_a_judge_that_fails_over_a_control_question_has_failed(control: tuple[int, Any], answered_before: int) -> None:
+    first = (413, {"error": "the first failure"})
+    questions = [first, ANSWERED, first, *[ANSWERED] * 2, first, *[ANSWERED] * 3]
+    controls = [place for place, answer in enumerate(questions) if answer is ANSWERED]
+    client = judge_saying(*questions[: controls[answered_before]], control)
+
+    with pytest.raises(
+        JudgeError, match=r"the first failure.*without an answer to judge it failed, too: judge 'judge'"
+    ):
         asyncio.run(ask_about(client, "judge", about, "4", LABELS))
 
+    assert asked(client)[-1] == CONTROL
 
-@pytest.mark.parametrize("failure", [(500, {}), (429, {}), (401, {}), (200, {"id": "r"})])
-def test_a_judge_that_fails_is_not_asked_about_something_else(failure: tuple[int, Any]) -> None:
-    client = judge_saying(failure)
 
-    with pytest.raises(JudgeError) as caught:
+@pytest.mark.parametrize("period", range(1, 7))
+def test_a_judge_that_fails_regularly_is_never_taken_for_one_that_fails_over_the_answer(period: int) -> None:
+    failure = (403, {"error": "now and then"})
+    for begin in range(period):
+        client = judge_saying(*(failure if (begin + place) % period == 0 else ANSWERED for place in range(9)))
+        try:
+            label = asyncio.run(ask_about(client, "judge", about, "4", LABELS)).verdict_label
+        except JudgeError:
+            label = "[[YES]]"  # a failure of the machinery, not a verdict
+
+        assert label == "[[YES]]"
+
+
+@pytest.mark.parametrize("runs", range(1, 6))
+def test_a_judge_that_fails_every_other_time_or_in_series_scores_nothing(runs: int) -> None:
+    failure = (500, {})
+    client = judge_saying(*(failure if (place // runs) % 2 == 0 else ANSWERED for place in range(9)))
+
+    with pytest.raises(JudgeError):
         asyncio.run(ask_about(client, "judge", about, "4", LABELS))
-
-    assert not isinstance(caught.value, JudgeRefusalError)
-    assert len(asked(client)) == 1

@@ -339,8 +339,11 @@ class _Diagnosis(NamedTuple):
 
 def _diagnosis(error: ServerResponseError, settings: EndpointSettings) -> _Diagnosis:
     status = error.status
-    if status in (401, 403):
+    if status == 401:
         return _Diagnosis("refused the API key", f"correct {settings.api_key_key}", is_setting=True)
+    if status == 403:
+        remedy = f"if it does not refuse the content but the key, correct {settings.api_key_key}"
+        return _Diagnosis("refused the request", remedy, is_setting=True)
     if status in (400, 404, 422) and _UNKNOWN_MODEL.search(readable(error.response_content)):
         what = f"does not offer the model {settings.model}"
         return _Diagnosis(what, f"correct {settings.model_key}", is_setting=True)

@@ -268,6 +268,17 @@ def test_a_refusal_is_one_sentence_with_the_endpoint_and_the_setting(
     assert len(endpoint.requests) == 1
 
 
+def test_a_forbidden_request_is_not_blamed_on_the_key_alone(endpoint: Endpoint, make_model: MakeModel) -> None:
+    endpoint.status, endpoint.body = 403, {"error": {"message": "Your input was flagged"}}
+
+    (answer,) = post(make_model(endpoint.url), "/v1/responses", HELLO)
+
+    assert (
+        "refused the request (status 403): Your input was flagged; if it does not refuse the content" in answer.json()
+    )
+    assert "refused the API key" not in answer.json()
+
+
 def test_other_refusals_keep_the_endpoints_words(endpoint: Endpoint, make_model: MakeModel) -> None:
     endpoint.status, endpoint.body = 400, {"error": {"message": "temperature must be between 0 and 2"}}
 
