@@ -374,7 +374,7 @@ def test_a_judge_that_fails_regularly_is_never_taken_for_one_that_fails_over_the
 
 @pytest.mark.parametrize("runs", range(1, 6))
 def test_a_judge_that_fails_every_other_time_or_in_series_scores_nothing(runs: int) -> None:
-    failure = (500, {})
+    failure: tuple[int, Any] = (500, {})
     client = judge_saying(*(failure if (place // runs) % 2 == 0 else ANSWERED for place in range(9)))
 
     with pytest.raises(JudgeError):
