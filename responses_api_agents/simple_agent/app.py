@@ -7,6 +7,7 @@ they answer, errors too, is shown to the model. Nothing that a model says ends a
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from functools import cache, cached_property
 from typing import Any
@@ -52,7 +53,13 @@ from responses_api_agents.simple_agent.tools import (
     parsed_arguments,
     tool_path,
 )
-from responses_api_agents.simple_agent.trajectory import CALL_REFUSED, MAX_STEPS, STOP_REASONS, Trajectory
+from responses_api_agents.simple_agent.trajectory import (
+    CALL_REFUSED,
+    CONTENT_REFUSED,
+    MAX_STEPS,
+    STOP_REASONS,
+    Trajectory,
+)
 from responses_api_agents.simple_agent.verdicts import Verdict, with_response
 
 logger = logging.getLogger(__name__)
@@ -61,9 +68,19 @@ END_SESSION_TIMEOUT_S = 5.0
 MOST_STEPS = 1000
 """Model calls after which a conversation without `max_steps` is ended: more than any task needs."""
 _REFUSALS = (400, 422)
+_FILTER_STATUSES = (400, 403, 422, 451)
+_FILTER_WORDS_LENGTH = 4_000
+_FILTERED = re.compile(
+    r"content.?filter|content.?management|content.?polic|usage.?polic|moderation|\bflagged\b", re.IGNORECASE
+)
+"""Words of endpoints whose filter refuses what they are sent."""
 _RESPONSES_PATH = "/v1/responses"
 _OF_ITSELF = {WANTS_PARTIAL: "true"}
 _VERIFY_HEADERS = {"content-type": "application/json", END_SESSION_HEADER: "true"}
+
+
+class _ModelFailedError(RuntimeError):
+    """The model answered with an error instead of an output."""
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
@@ -263,12 +280,13 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return None
         try:
             return await self._ask_model(trajectory)
-        except ServerResponseError as error:
-            if not trajectory.has_malformed_call or error.error_status not in _REFUSALS:
+        except (ServerResponseError, _ModelFailedError) as error:
+            if _refuses_content(error) and trajectory.steps:  # a first request holds nothing that the model said
+                trajectory.stop(CONTENT_REFUSED, f"the endpoint refuses the content of the conversation: {error}")
+            elif _refuses_call(error) and trajectory.has_malformed_call:
+                trajectory.stop(CALL_REFUSED, f"the endpoint refuses to read a call that the model made up: {error}")
+            else:
                 raise
-            trajectory.stop(
-                CALL_REFUSED, f"the endpoint refuses to read a call that the model made up: {error.excerpt()}"
-            )
             return None
 
     async def _ask_model(self, trajectory: Trajectory) -> NeMoGymResponse:
@@ -288,7 +306,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         if type(response) is not NeMoGymResponse:
             response = _parsed(await answer.read(), f"Received an invalid response from model server {name!r}")
         if response.error is not None:
-            raise RuntimeError(
+            raise _ModelFailedError(
                 f"The model behind {name!r} failed: {response.error.code}: {response.error.message}. "
                 f"It answered {response.id!r} with an error instead of an output"
             )
@@ -398,6 +416,18 @@ def _with_tools(row: SimpleAgentRunRequest, tools: list[dict[str, Any]]) -> Simp
     params = row.responses_create_params
     offered = params.model_copy(update={"tools": [*params.tools, *tools]})
     return row.model_copy(update={"responses_create_params": offered})
+
+
+def _refuses_content(error: ServerResponseError | _ModelFailedError) -> bool:
+    """Return whether the words of an endpoint say that its filter refuses what it was sent."""
+    if isinstance(error, ServerResponseError) and error.error_status not in _FILTER_STATUSES:
+        return False
+    said = error.excerpt(_FILTER_WORDS_LENGTH) if isinstance(error, ServerResponseError) else ""
+    return _FILTERED.search(f"{error} {said}") is not None
+
+
+def _refuses_call(error: ServerResponseError | _ModelFailedError) -> bool:
+    return isinstance(error, ServerResponseError) and error.error_status in _REFUSALS
 
 
 def _stop_reason(response: NeMoGymResponse) -> dict[str, str]:

@@ -25,8 +25,10 @@ MAX_STEPS = "max_steps"
 """It would have gone on for ever."""
 CALL_REFUSED = "call_refused"
 """A call that it made up is one that its endpoint refuses to read."""
+CONTENT_REFUSED = "content_refused"
+"""What was said so far is refused by the filter of its endpoint."""
 _MESSAGES = (NeMoGymResponseOutputMessage, NeMoGymEasyInputMessage)
-STOP_REASONS = frozenset({NO_ACTIONABLE_OUTPUT, MAX_STEPS, CALL_REFUSED})
+STOP_REASONS = frozenset({NO_ACTIONABLE_OUTPUT, MAX_STEPS, CALL_REFUSED, CONTENT_REFUSED})
 """`incomplete_details.reason` of trajectories that an agent ended."""
 
 

@@ -139,6 +139,7 @@ _TOO_LONG = {
     "Bedrock": (400, '{"message": "Input is too long for requested model."}'),
     "a proxy": (413, "<html><title>413 Request Entity Too Large</title></html>"),
 }
+_FILTERED = '{"error": {"code": "content_filter", "message": "The response was filtered"}}'
 ATTACKS: dict[str, tuple[Says, ...]] = {
     **{f"says {name}": (Says(text),) for name, text in TEXTS.items()},
     "says nothing at all": (Says(),),
@@ -160,6 +161,8 @@ ATTACKS: dict[str, tuple[Says, ...]] = {
         f"fills the context of {who}": (Says(calls=((TOOL, "{}"),)), Says(status=s, body=b))
         for who, (s, b) in _TOO_LONG.items()
     },
+    "says what Azure filters": (Says(calls=((TOOL, "{}"),)), Says(status=400, body=_FILTERED)),
+    "says what a moderator refuses": (Says(calls=((TOOL, "{}"),)), Says(status=403, body='{"error": "flagged"}')),
     "gets a prompt that is too long": (Says(status=400, body=_TOO_LONG["vLLM"][1]),),
 }
 

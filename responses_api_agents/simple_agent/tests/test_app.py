@@ -242,6 +242,45 @@ def test_an_endpoint_that_refuses_for_other_reasons_fails_the_rollout(name: str,
     assert paths_of(agent)[-1] == ("environment", "/end_session")
 
 
+FILTERED = [
+    answer({"error": {"code": "content_filter", "message": "The prompt triggered a policy"}}, ok=False, status=400),
+    answer({"error": {"message": "Your input was flagged"}}, ok=False, status=403),
+    answer(
+        model_answer(error={"code": "invalid_prompt", "message": "It may violate our usage policy"}, status="failed")
+    ),
+]
+
+
+@pytest.mark.parametrize("refusal", FILTERED)
+def test_an_endpoint_whose_filter_refuses_what_the_model_said_ends_the_conversation(refusal: MagicMock) -> None:
+    agent = make_agent(answer({}), answer(model_answer(CITY_CALL)), refusal, answer(verdict(reward=0.0)))
+
+    result = run(agent)
+
+    assert (result.status_code, result.json()["ng_stop_reason"]) == (200, "content_refused")
+
+
+@pytest.mark.parametrize("refusal", FILTERED)
+def test_a_row_that_the_filter_of_the_endpoint_refuses_fails(refusal: MagicMock) -> None:
+    agent = make_agent(answer({}), refusal, answer({}))
+
+    assert run(agent).status_code == 500
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        answer({"error": {"message": "Incorrect API key"}}, ok=False, status=403),
+        answer({"error": {"message": "content_filter"}}, ok=False, status=500),
+        answer(model_answer(error={"code": "server_error", "message": "overloaded"}, status="failed")),
+    ],
+)
+def test_an_endpoint_that_fails_for_other_reasons_fails_the_rollout(failure: MagicMock) -> None:
+    agent = make_agent(answer({}), answer(model_answer(CITY_CALL)), failure, answer({}))
+
+    assert run(agent).status_code == 500
+
+
 def test_usage_is_summed_with_its_details() -> None:
     details = {"input_tokens_details": {"cached_tokens": 2}, "output_tokens_details": {"reasoning_tokens": 3}}
     agent = make_agent(
