@@ -13,7 +13,9 @@ configuration and cannot disagree with what the command accepts. OmegaConf and H
 when there is something to parse, with `cli.config`.
 """
 
+import contextlib
 import functools
+import gc
 import inspect
 import logging
 import os
@@ -22,14 +24,14 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TextIO, TypeVar
 
 from pydantic import BaseModel
 
-from nemo_gym.cli.entry import end_after_a_page, interruptible
+from nemo_gym.cli.entry import end_after_a_page, interruptible, is_script
 from nemo_gym.cli.pages import Loading
 from nemo_gym.cli.registry import (
     HELP_OPTIONS,
@@ -246,7 +248,10 @@ class Command(Generic[ConfigT]):
 
     def __call__(self, config: ConfigT | None = None) -> Any:
         """Run the program, or just the function when its arguments are given."""
-        return self.run() if config is None else self.main(config)
+        if config is None:
+            return self.run()
+        with _garbage_collector_restored():
+            return self.main(config)
 
     def run(self, arguments: Sequence[str] | None = None) -> None:
         """Do what the program does for these arguments; an exit code other than 0 is raised as SystemExit.
@@ -254,7 +259,8 @@ class Command(Generic[ConfigT]):
         Without arguments those of the process count, unless the process already has a configuration: then it does.
         """
         try:
-            exit_code = self._run_and_flush(arguments)
+            with _garbage_collector_restored():
+                exit_code = self._run_and_flush(arguments)
         except ConfigError as error:
             exit_code = _report(error, EXIT_USER_MISTAKE, self.flags)
         except GymError as error:
@@ -291,7 +297,7 @@ class Command(Generic[ConfigT]):
         return exit_code
 
     def _run(self, given: Sequence[str] | None) -> int:
-        if given is None:
+        if is_script():
             sys.excepthook = print_traceback
         arguments = sys.argv[1:] if given is None else given
         if wants_help(arguments):
@@ -342,6 +348,19 @@ class Command(Generic[ConfigT]):
         from nemo_gym.cli.config import load_config
 
         return load_config(arguments, self.config_class, self.loading)
+
+
+@contextlib.contextmanager
+def _garbage_collector_restored() -> Iterator[None]:
+    """Undo `runtime.collect_garbage_less_often` at the end, unless the process ends with the command."""
+    thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    try:
+        yield
+    finally:
+        if not is_script():
+            gc.set_threshold(*thresholds)
+            if not was_frozen:
+                gc.unfreeze()
 
 
 def command_named(name: str) -> Command[Any]:

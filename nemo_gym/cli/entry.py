@@ -7,6 +7,10 @@ takes over. For that this module, and the two packages it lies in, import next t
 What a command loads stays until it ends, so nobody looks for garbage in it meanwhile; a page that has been printed
 leaves nothing to be put away, and its process ends on the spot, too. Commands that start servers have a host process
 load its libraries meanwhile (`launch/waiting_host.py`).
+
+All of this is for the script's own process: the file that Python runs as `__main__` has the name of the script. A
+program that loads or calls one of these functions keeps its signals, its garbage collector and its exit to itself.
+`sys.argv[0]` does not decide, because programs set it before they call a command.
 """
 
 import _signal as signal  # type: ignore[import-not-found]  # the C module: `signal` itself loads `enum` first
@@ -31,20 +35,38 @@ def _end_at_once(signal_number: int, frame: object) -> None:
 def __getattr__(name: str) -> object:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it otherwise
-        signal.signal(signal.SIGINT, _end_at_once)
-        gc.disable()
-    if sys.stdout is None or sys.stderr is None:
-        _open_what_was_closed()
-    if name in _STARTS_SERVERS and _will_start_servers(name):
-        from nemo_gym.launch import waiting_host
+    if _is_main_script(name):
+        become_script()
+        if name in _STARTS_SERVERS and _will_start_servers():
+            from nemo_gym.launch import waiting_host
 
-        waiting_host.start()
+            waiting_host.start()
     from importlib import import_module
 
     if name == "gym":
         return import_module("nemo_gym.cli.commands.gym").main
     return import_module("nemo_gym.cli.command").command_named(name)
+
+
+def _is_main_script(name: str) -> bool:
+    """Return whether this process runs the console script of a command."""
+    main = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "")  # noqa: PTH119 - loads nothing
+    return main in (("gym", "ng") if name == "gym" else (f"ng_{name}", f"nemo_gym_{name}"))
+
+
+def become_script() -> None:
+    """Treat this process as that of a console script, which does nothing else."""
+    _process.is_script = True
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it otherwise
+        signal.signal(signal.SIGINT, _end_at_once)
+        gc.disable()
+    if sys.stdout is None or sys.stderr is None:
+        _open_what_was_closed()
+
+
+def is_script() -> bool:
+    """Return whether this process is that of a console script."""
+    return _process.is_script
 
 
 def _open_what_was_closed() -> None:
@@ -60,10 +82,18 @@ def end_after_a_page() -> None:
         os._exit(0)
 
 
-def _will_start_servers(name: str) -> bool:
-    """Whether this process is the console script, not a program that looks at it, and its arguments ask for servers."""
-    is_script = os.path.basename(sys.argv[0]) in (f"ng_{name}", f"nemo_gym_{name}")  # noqa: PTH119 - loads nothing
-    return is_script and not any(word in given for given in sys.argv[1:] for word in _NEEDS_NO_SERVERS)
+def _will_start_servers() -> bool:
+    """Return whether the arguments of this process ask for servers."""
+    return not any(word in given for given in sys.argv[1:] for word in _NEEDS_NO_SERVERS)
+
+
+class _Process:
+    """What is known about this process."""
+
+    is_script = False
+
+
+_process = _Process()
 
 
 class _Interruptible:

@@ -53,7 +53,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = "import sys; from nemo_gym.cli.entry import {name} as main; sys.argv[0] = {script!r}; main()"
+_PROGRAM = """
+import sys
+from nemo_gym.cli import entry
+entry.become_script()
+main = entry.{name}
+sys.argv[0] = {script!r}
+main()
+"""
 _BEGUN_WITHIN_S = 20.0
 _STEP_S = 0.1
 _MOST_LOG_BYTES = 20_000

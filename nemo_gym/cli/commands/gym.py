@@ -387,8 +387,12 @@ def run(name: str, options: Sequence[str]) -> None:
         command.name = spelled_as_gym(name) or command.name
         command.flags = flags_of(name)
     script = f"ng_{name}" if is_installed else "gym"
-    sys.argv = [str(Path(sys.argv[0] or "gym").with_name(script)), *options]
-    command()
+    typed = sys.argv
+    sys.argv = [str(Path(typed[0] or "gym").with_name(script)), *options]
+    try:
+        command()
+    finally:
+        sys.argv = typed
 
 
 _INDENT = " " * 6
