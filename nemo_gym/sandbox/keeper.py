@@ -20,18 +20,19 @@ from typing import Any, NamedTuple
 
 from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.confine import FOLDER_INSIDE, NAMESPACES, SECCOMP, Confinement, confine_commands
-from nemo_gym.sandbox.seccomp import prctl
+from nemo_gym.sandbox.memory import JoinedGroup, Sizes, device_of_shared_memory, largest_socket_bytes, mapped_bytes
+from nemo_gym.sandbox.seccomp import PR_SET_DUMPABLE, forbid_uncounted_memory, prctl
 
-_SET_DUMPABLE = 4
 _LOOK_EVERY_S = 0.1
+_LOOK_AT_GROUP_EVERY_S = 0.02
 _KILL_PASSES = 100
-_OPEN_FILES = 4096
+_OPEN_FILES, _OPEN_FILES_UNCOUNTED = 4096, 1024
 _MEBIBYTE = 1024 * 1024
-_PAGE = os.sysconf("SC_PAGESIZE")
 _UNFIT = b"!"
 """Before what a child tells of a command that nobody could start."""
 STREAMS = 3
-NEEDED = (NAMESPACES, "processes", SECCOMP, "new namespaces")
+MEMORY = "memory"
+NEEDED = (NAMESPACES, "processes", SECCOMP, "new namespaces", MEMORY)
 
 
 @dataclass
@@ -55,12 +56,52 @@ class Process(NamedTuple):
     is_zombie: bool
 
 
+class MemoryLimit:
+    """The memory that all processes inside may use together, and what bounds it."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.bytes = int(settings["memory_mb"]) * _MEBIBYTE
+        self.bounded_by = str(settings["memory_limit_by"])
+        self.group: JoinedGroup | None = None
+        self._socket_bytes = largest_socket_bytes()  # while the machine's settings are in sight
+        self._sizes: Sizes | None = None
+        if settings["group"] is not None:
+            group = JoinedGroup(settings["group"]["version"], settings["group"]["descriptors"])
+            if group.can_be_joined():
+                self.group = group
+                self.bounded_by = "cgroup"
+
+    def put_on(self) -> None:
+        """Forbid what could not be counted, where no control group counts it.
+
+        Raises:
+            OSError: this system does not allow it.
+        """
+        if self.group is None and self.bounded_by != "none":
+            self._sizes = Sizes(device_of_shared_memory(), self._socket_bytes)
+            forbid_uncounted_memory(self.bytes)
+            self.bounded_by = "watch"
+
+    def is_exceeded(self, inside: list[Process]) -> bool:
+        """Return whether the processes inside use more, or have used so much more that the kernel has ended some."""
+        if self.group is not None:
+            return self.group.has_killed() or self.group.used_bytes(FOLDER_INSIDE) > self.bytes
+        if self._sizes is None:
+            return False
+        return mapped_bytes((each.pid for each in inside), self._sizes, self.bytes) > self.bytes
+
+    @property
+    def open_files(self) -> int:
+        """Number of files that a process may have open; fewer where sockets sent to others are not counted."""
+        return _OPEN_FILES if self._sizes is None else _OPEN_FILES_UNCOUNTED
+
+
 class Keeper:
     """Everything that runs inside."""
 
-    def __init__(self, orders: socket.socket, settings: dict[str, Any]) -> None:
+    def __init__(self, orders: socket.socket, settings: dict[str, Any], memory: MemoryLimit) -> None:
         self._orders = orders
-        self._memory = int(settings["memory_mb"]) * _MEBIBYTE
+        self._memory = memory
         self._processes = int(settings["processes"])
         self._until = None if settings["ttl_s"] is None else time.monotonic() + float(settings["ttl_s"])
         self._running: dict[int, Running] = {}
@@ -76,13 +117,25 @@ class Keeper:
             inside = self._look()
             waits = [_LOOK_EVERY_S] if inside or self._running else []
             waits += [] if self._until is None else [max(0.0, self._until - time.monotonic())]
-            readable, _, _ = select.select([orders, self._woken], [], [], min(waits) if waits else None)
+            readable = self._wait_for([orders, self._woken], min(waits) if waits else None)
             if self._woken in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
             if orders in readable:
                 self._take_order()
             self._bury()
+
+    def _wait_for(self, descriptors: list[int], timeout_s: float | None) -> list[int]:
+        """Wait for something to read, and look at the memory meanwhile where that is quickly done."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            is_watched = left_s is not None and self._memory.group is not None
+            step_s = min(left_s or 0.0, _LOOK_AT_GROUP_EVERY_S) if is_watched else left_s
+            readable, _, _ = select.select(descriptors, [], [], step_s)
+            if readable or not is_watched or step_s == left_s:
+                return readable
+            self._check_memory([])
 
     def _take_order(self) -> None:
         message, descriptors, _, _ = socket.recv_fds(self._orders, 1, STREAMS)
@@ -136,9 +189,13 @@ class Keeper:
         self._owners = known
         if len(inside) > self._processes:
             self._end_all(f"more than {self._processes} processes")
-        elif sum(_memory_of(process.pid) for process in inside) > self._memory:
-            self._end_all(f"more than {self._memory // _MEBIBYTE} MiB of memory")
+        else:
+            self._check_memory(inside)
         return inside
+
+    def _check_memory(self, inside: list[Process]) -> None:
+        if self._memory.is_exceeded(inside):
+            self._end_all(f"more than {self._memory.bytes // _MEBIBYTE} MiB of memory")
 
     def _end_all(self, why: str) -> None:
         for each in self._running.values():
@@ -168,6 +225,8 @@ class Keeper:
         return owner == command.number or (owner is None and process.started >= command.started)
 
     def _bury(self) -> None:
+        if self._memory.group is not None:
+            self._check_memory([])  # before a command is said to have ended by itself
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -178,16 +237,18 @@ class Keeper:
             for number, command in list(self._running.items()):
                 if command.pid == pid:
                     del self._running[number]
-                    code = os.waitstatus_to_exitcode(status)
+                    code = -signal.SIGKILL if command.why_killed else os.waitstatus_to_exitcode(status)
                     self._tell({"id": number, "code": 128 - code if code < 0 else code, "killed": command.why_killed})
 
     def _tell(self, answer: dict[str, Any]) -> None:
         wire.send(self._orders.fileno(), answer)
 
 
-def _become(order: dict[str, Any], folder: int, streams: list[int], tells: int, memory: int) -> None:
+def _become(order: dict[str, Any], folder: int, streams: list[int], tells: int, memory: MemoryLimit) -> None:
     """In the child: become the command, or tell why that cannot be."""
     try:
+        if memory.group is not None:
+            memory.group.join()
         os.setsid()
         os.fchdir(folder)
         for target, source in enumerate(streams):
@@ -209,11 +270,11 @@ def _become(order: dict[str, Any], folder: int, streams: list[int], tells: int, 
         os._exit(126)
 
 
-def _set_limits(memory: int, processors: list[int]) -> None:
+def _set_limits(memory: MemoryLimit, processors: list[int]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory.bytes, memory.bytes))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    most = memory.open_files if most == resource.RLIM_INFINITY else min(most, memory.open_files)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if processors:
         with contextlib.suppress(OSError):
@@ -235,18 +296,10 @@ def _process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] == "Z")
 
 
-def _memory_of(pid: int) -> int:
-    """Bytes that a process shares with no file."""
-    try:
-        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * _PAGE
-
-
-def _told(confinement: Confinement) -> dict[str, Any]:
+def _told(confinement: Confinement, memory: MemoryLimit) -> dict[str, Any]:
     holds = all(layer in confinement.layers for layer in NEEDED)
-    return {"holds": holds, "problems": confinement.problems, "folder": str(FOLDER_INSIDE)}
+    told = {"holds": holds, "problems": confinement.problems, "folder": str(FOLDER_INSIDE)}
+    return {**told, "memory_bounded_by": memory.bounded_by}
 
 
 def main() -> None:
@@ -257,12 +310,14 @@ def main() -> None:
     try:
         settings = wire.receive(orders.fileno())
         readable = [Path(path) for path in settings["readable"]]
+        memory = MemoryLimit(settings)
         confinement = confine_commands(Path(settings["root"]), readable, int(settings["folder_mb"]) * _MEBIBYTE)
-        answer = _told(confinement)
-        if answer["holds"]:
-            prctl(_SET_DUMPABLE, 0)  # nothing inside may look into this process
+        if NAMESPACES in confinement.layers:
+            prctl(PR_SET_DUMPABLE, 0)  # nothing inside may look into this process
+            confinement.attempt(MEMORY, memory.put_on)
+        answer = _told(confinement, memory)
         wire.send(orders.fileno(), answer)
         if answer["holds"]:
-            Keeper(orders, settings).serve()
+            Keeper(orders, settings, memory).serve()
     except (wire.ConnectionLostError, OSError):
         sys.exit(1)

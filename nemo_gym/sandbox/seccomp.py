@@ -22,11 +22,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD, _EQUAL, _ABOVE, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ASK, _ERROR, _KILL = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _OTHER_ABI = 0x40000000
@@ -48,6 +49,7 @@ _IOCTL_ALLOWED = (
     0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451,  # TCGETS, TIOCGPGRP, TIOCGWINSZ, FIO{NREAD,NBIO,NCLEX,CLEX}
 )  # fmt: skip
 _PR_SCHED_CORE = 62
+_SHARED_ANONYMOUS = 0x21
 
 
 @functools.cache
@@ -169,7 +171,7 @@ _SOCKETPAIR = Call(53, 199)
 _KILL_PROCESS, _KILL_THREAD = Call(62, 129), Call(234, 131)
 _GET_AND_SET_LIMIT, _SET_LIMIT = Call(302, 261), Call(160, 164)
 _OPEN, _OPENAT = Call(2, None), Call(257, 56)
-_FCNTL, _IOCTL, _PRCTL = Call(72, 25), Call(16, 29), Call(157, 167)
+_FCNTL, _IOCTL, _PRCTL, _MMAP = Call(72, 25), Call(16, 29), Call(157, 167), Call(9, 222)
 
 
 def forbid_system() -> None:
@@ -193,6 +195,27 @@ def forbid_new_spaces() -> None:
     makes_space = _argument(0) + _step(_ANY_BIT, _CLONE_NEW_SPACES, 0, 1) + _REFUSED + _ALLOWED
     clone3 = _when(NOT_SEEN_THROUGH["clone3"], _error(errno.ENOSYS))
     _install([_when(CLONE, makes_space), clone3], 0)
+
+
+def forbid_uncounted_memory(largest: int) -> None:
+    """Deny memory that does not show in `/proc/<pid>/maps`, and shared mappings of more than `largest` bytes.
+
+    That is `memfd_create`, whose files need not be mapped. A process that asks to be hidden from others stays visible,
+    and is told that it worked.
+
+    Raises:
+        OSError: the kernel takes no filter.
+    """
+    above, below = largest >> 32, largest & 0xFFFFFFFF
+    length_above, length_below = _step(_LOAD, _ARGUMENTS_AT + 12), _step(_LOAD, _ARGUMENTS_AT + 8)
+    too_long = length_above + _step(_ABOVE, above, 4, 0) + _step(_EQUAL, above, 0, 2)
+    too_long += length_below + _step(_ABOVE, below, 1, 0) + _ALLOWED + _error(errno.ENOMEM)
+    program = [
+        _when(PROCESSES["memfd_create"], _error(errno.ENOSYS)),
+        _when(_PRCTL, _if(0, [PR_SET_DUMPABLE], _error(0)) + _ALLOWED),
+        _when(_MMAP, _if(3, [_SHARED_ANONYMOUS], too_long, _SHARED_ANONYMOUS) + _ALLOWED),
+    ]
+    _install(program, 0)
 
 
 def forbid_processes(own_pid: int) -> int | None:

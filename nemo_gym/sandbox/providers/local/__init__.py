@@ -26,6 +26,8 @@ from typing import Any
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.confine import USER_NAME
+from nemo_gym.sandbox.keeper import MEMORY
+from nemo_gym.sandbox.memory import MemoryGroup
 from nemo_gym.sandbox.process import SandboxError, SandboxUnavailableError, clean_environment
 from nemo_gym.sandbox.providers.base import (
     TIMEOUT,
@@ -56,7 +58,9 @@ _DRAIN_S = 0.5
 _DEFAULT_TIMEOUT_S = 180.0
 _COPY_TIMEOUT_S = 600.0
 _GIBIBYTE_MB = 1024
+_MEBIBYTE = 1024 * 1024
 _CHUNK = 1 << 16
+MEMORY_LIMITS = ("auto", "cgroup", "watch", "none")
 _USERS = frozenset({USER_NAME, "1000"})
 
 
@@ -72,6 +76,8 @@ class Room:
     """Where one can write, as it is called inside."""
     processors: list[int]
     loop: asyncio.AbstractEventLoop
+    group: MemoryGroup | None = None
+    """What bounds the memory of its processes; None where its first process does."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     waiting: dict[int, "asyncio.Future[dict[str, Any]]"] = field(default_factory=dict)
@@ -126,6 +132,8 @@ class Room:
         self.orders.close()
         with contextlib.suppress(OSError):
             self.root.rmdir()
+        if self.group is not None:
+            self.group.remove()
 
 
 class LocalProvider:
@@ -134,7 +142,12 @@ class LocalProvider:
     name = "local"
 
     def __init__(
-        self, folder_mb: int = 256, memory_mb: int = 1024, processes: int = 256, readable: list[str] | None = None
+        self,
+        folder_mb: int = 256,
+        memory_mb: int = 1024,
+        processes: int = 256,
+        readable: list[str] | None = None,
+        memory_limit_by: str = "auto",
     ) -> None:
         """Start nothing yet.
 
@@ -143,10 +156,19 @@ class LocalProvider:
             memory_mb: What all processes inside may use together; a spec's `memory_mib` goes first.
             processes: How many there may be.
             readable: Folders and files of this machine that are to be seen inside, besides its programs.
+            memory_limit_by: What holds them to `memory_mb`: a control group (`cgroup`), the sandbox's first process,
+                which adds up what they use (`watch`), the better of the two that this system has (`auto`), or nothing
+                (`none`).
         """
         for name, value in (("folder_mb", folder_mb), ("memory_mb", memory_mb), ("processes", processes)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` of the sandbox provider local must be a positive number, not {value!r}")
+        if memory_limit_by not in MEMORY_LIMITS:
+            raise ValueError(
+                f"`memory_limit_by` of the sandbox provider local must be one of {', '.join(MEMORY_LIMITS)}, not "
+                f"{memory_limit_by!r}"
+            )
+        self._memory_limit_by = memory_limit_by
         self._folder_mb = folder_mb
         self._memory_mb = memory_mb
         self._processes = processes
@@ -261,21 +283,22 @@ class LocalProvider:
                 )
 
     def _open(self, spec: SandboxSpec, loop: asyncio.AbstractEventLoop, is_unwanted: threading.Event) -> Room:
-        root = Path(tempfile.mkdtemp(prefix="nemo-gym-sandbox-")).resolve()
-        ours, its = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(PARENT_DIR)],
-            stdin=its.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=clean_environment(root),
-            start_new_session=True,
-        )
-        its.close()
-        room = Room(spec, process, ours, root, "", _processors(spec.limits.cpu), loop)
+        settings = self._settings(spec)
+        with contextlib.ExitStack() as unless_started:
+            group = self._memory_group(settings)
+            if group is not None:
+                unless_started.callback(group.remove)
+            root = Path(tempfile.mkdtemp(prefix="nemo-gym-sandbox-")).resolve()
+            unless_started.callback(root.rmdir)
+            settings["root"] = str(root)
+            ours, its = socket.socketpair()
+            unless_started.callback(ours.close)
+            process = _started(its, root, settings, group)
+            unless_started.pop_all()
+        room = Room(spec, process, ours, root, "", _processors(spec.limits.cpu), loop, group)
         try:
-            hello = self._introduce(room)
+            hello = _introduced(room, settings)
+            self._check_memory_limit(hello)
             if not hello["holds"]:
                 problems = "; ".join(f"{layer}: {why}" for layer, why in hello["problems"].items())
                 raise SandboxUnavailableError(
@@ -290,22 +313,35 @@ class LocalProvider:
             room.close()
         return room
 
-    def _introduce(self, room: Room) -> dict[str, Any]:
-        limits = room.spec.limits
-        settings = {
-            "root": str(room.root),
+    def _settings(self, spec: SandboxSpec) -> dict[str, Any]:
+        """Return what the first process of a sandbox is told."""
+        limits = spec.limits
+        return {
             "readable": [path for path in dict.fromkeys(self._readable) if Path(path).exists()],
             "folder_mb": limits.disk_gib * _GIBIBYTE_MB if limits.disk_gib else self._folder_mb,
             "memory_mb": limits.memory_mib or self._memory_mb,
+            "memory_limit_by": self._memory_limit_by,
             "processes": self._processes,
-            "ttl_s": room.spec.ttl_s,
+            "ttl_s": spec.ttl_s,
         }
+
+    def _memory_group(self, settings: Mapping[str, Any]) -> MemoryGroup | None:
+        """Make the control group of a sandbox, if this system lets us and it is wanted."""
+        if self._memory_limit_by not in ("auto", "cgroup"):
+            return None
         try:
-            wire.send(room.orders.fileno(), settings)
-            hello: dict[str, Any] = wire.receive(room.orders.fileno(), room.spec.ready_timeout_s or _START_TIMEOUT_S)
-        except (wire.ConnectionLostError, wire.TooLateError, OSError) as error:
-            raise SandboxError(f"the first process of a local sandbox did not start{_said(error)}") from error
-        return hello
+            return MemoryGroup.make(settings["memory_mb"] * _MEBIBYTE, int(settings["folder_mb"]) * _MEBIBYTE)
+        except OSError as error:
+            if self._memory_limit_by == "cgroup":
+                raise SandboxUnavailableError(_no_memory_limit(error)) from error
+            return None
+
+    def _check_memory_limit(self, hello: Mapping[str, Any]) -> None:
+        problem = hello["problems"].get(MEMORY)
+        if self._memory_limit_by == "cgroup" and hello["memory_bounded_by"] != "cgroup":
+            problem = "processes may not be put into a control group"
+        if problem:
+            raise SandboxUnavailableError(_no_memory_limit(problem))
 
     async def _run(
         self,
@@ -414,6 +450,41 @@ async def _feed(descriptor: int, data: bytes) -> None:
                 await writer.drain()
     finally:
         transport.close()
+
+
+def _started(
+    orders: socket.socket, root: Path, settings: dict[str, Any], group: MemoryGroup | None
+) -> "subprocess.Popen[bytes]":
+    """Start the first process of a sandbox, and hand on what it needs of the control group."""
+    with orders, contextlib.ExitStack() as opened:
+        descriptors = opened.enter_context(group.opened()) if group else []
+        settings["group"] = {"version": group.version, "descriptors": descriptors} if group else None
+        return subprocess.Popen(
+            [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(PARENT_DIR)],
+            stdin=orders.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=clean_environment(root),
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+
+
+def _introduced(room: Room, settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        wire.send(room.orders.fileno(), settings)
+        hello: dict[str, Any] = wire.receive(room.orders.fileno(), room.spec.ready_timeout_s or _START_TIMEOUT_S)
+    except (wire.ConnectionLostError, wire.TooLateError, OSError) as error:
+        raise SandboxError(f"the first process of a local sandbox did not start{_said(error)}") from error
+    return hello
+
+
+def _no_memory_limit(why: object) -> str:
+    return (
+        f"the memory of a local sandbox cannot be limited here ({why}); use another sandbox provider, such as docker, "
+        "or set `memory_limit_by: auto`, or `none` to run commands without such a limit"
+    )
 
 
 def _in_workdir(path: str, handle: SandboxHandle) -> str:
