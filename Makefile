@@ -25,8 +25,6 @@ PINNED := --constraint constraints.txt
 
 OLD_SDK := $(VENV)/openai-oldest
 OLD_SDK_VERSION := 2.7.2
-OLD_UVICORN := $(VENV)/uvicorn-oldest
-OLD_UVICORN_VERSION := 0.38.0
 
 COVERAGE_FLOOR := 90
 # Five on two cores: most of the time tests wait for processes, clocks and sockets. tests/conftest.py knows what takes longest.
@@ -41,7 +39,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-uvicorn test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers walk compare-commits record-responses chaos chaos-short \
+.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers walk compare-commits record-responses chaos chaos-short \
 	constraints clean
 
 help: ## this list
@@ -119,16 +117,6 @@ test-sdk: $(OLD_SDK)/.installed ## hold our types against the oldest SDK of Open
 	@PYTHONPATH=$(OLD_SDK) $(BIN)/python -c 'import openai; assert openai.__version__ == "$(OLD_SDK_VERSION)"'
 	@PYTHONPATH=$(OLD_SDK) $(BIN)/python -m pytest -q tests/contract/test_openai_sdk.py tests/contract/test_token_details.py
 
-# Servers use more of uvicorn than it promises to keep, so they are tried with the oldest that pyproject.toml allows, too.
-$(OLD_UVICORN)/.installed: $(VENV)/.installed-dev
-	@echo "installing uvicorn $(OLD_UVICORN_VERSION) into $(OLD_UVICORN) ..."
-	@$(subst $(PINNED),,$(install)) --no-deps --target $(OLD_UVICORN) uvicorn==$(OLD_UVICORN_VERSION)
-	@touch $@
-
-test-uvicorn: $(OLD_UVICORN)/.installed ## speak HTTP with the oldest uvicorn that is allowed, too
-	@PYTHONPATH=$(OLD_UVICORN) $(BIN)/python -c 'import uvicorn; assert uvicorn.__version__ == "$(OLD_UVICORN_VERSION)"'
-	@PYTHONPATH=$(OLD_UVICORN) $(BIN)/python -m pytest -q tests/servers/test_connections.py tests/servers/test_behaviour.py
-
 # Sphinx comes on top of the development tools: reference and gallery are made from the servers, whose libraries are there.
 $(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed-dev
 	@echo "installing Sphinx into $(VENV) ..."
@@ -174,7 +162,6 @@ check: lint types imports ## what CI runs: lint, types, import contract, every t
 	@$(call stage,test-ray,test-ray)
 	@$(call stage,test-mlflow,test-mlflow)
 	@$(call stage,test-sdk,test-sdk)
-	@$(call stage,test-uvicorn,test-uvicorn)
 	@$(call stage,test-browser,test-browser)
 	@$(call stage,docs,docs)
 	@$(call stage,chaos-short,chaos-short)

@@ -34,8 +34,6 @@ from nemo_gym.rollout_correlation import (
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, TokenPathMiddleware
 from nemo_gym.servers.middleware import (
-    CALLER,
-    Caller,
     CallLogMiddleware,
     ErrorMiddleware,
     Failures,
@@ -99,16 +97,11 @@ class DirectLane:
             with running_as(self._instance_name):
                 await self._app(scope, receive, send)
             return
-        caller: Caller | None = scope.get(CALLER)
-        whole = None if caller is None else caller.whole_body(scope)
-        if whole is None:
-            whole, is_complete = await read_body(receive)
-            if not is_complete:
-                return
+        whole, is_complete = await read_body(receive)
+        if not is_complete:
+            return
         answer = await self.answer(call, scope, whole, receive)
         if isinstance(answer, Answer):
-            if caller is not None and caller.take(answer):
-                return
             await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
             body = answer.body
             if len(body) > _AT_ONCE_BYTES:  # so that others get their turn, and the caller keeps pace

@@ -7,10 +7,10 @@ say in headers where the innermost failure happened. A caller that vanished canc
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import orjson
@@ -33,7 +33,7 @@ from nemo_gym.http.errors import (
     unwrapped,
 )
 from nemo_gym.http.run_answers import ASKED, CALL_LOG, CallLog
-from nemo_gym.http.transports.memory import CANCELLABLE_PATHS, Answer
+from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
 from nemo_gym.log import SAME_AS
 from nemo_gym.rollout_correlation import without_rollout_prefix
 from nemo_gym.terminal import without_numbers
@@ -42,22 +42,6 @@ logger = logging.getLogger(__name__)
 
 _ERROR_SERVER_HEADER = ERROR_SERVER_HEADER.encode()
 _RUN_PATH = "/run"
-
-CALLER = "nemo_gym.caller"
-"""In the ASGI scope of a request over a connection that tells when it is lost: its `Caller`."""
-
-
-class Caller(Protocol):
-    """Whoever waits at the other end of a connection for an answer."""
-
-    when_gone: Callable[[], object] | None
-    """Called when the connection is lost before the answer is out."""
-
-    def whole_body(self, scope: Scope) -> bytes | None:
-        """The body of a request, if all of it is here and nobody has read any; None: it is to be received."""
-
-    def take(self, answer: Answer) -> bool:
-        """Send a whole answer at once; False if this caller, or this answer, wants more than that."""
 
 
 def json_response(content: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
@@ -225,32 +209,18 @@ class DisconnectMiddleware:
             return
         work = asyncio.current_task()
         assert work is not None
+        body, is_complete = await read_body(receive)
+        if not is_complete:
+            return
         watch = _Watch(work, send)
-        caller: Caller | None = scope.get(CALLER)
-        lost = watch.is_lost
+        watcher = asyncio.create_task(watch.cancel_when_gone(receive))
         try:
-            if caller is not None:
-                caller.when_gone = lost
-                await self.app(scope, receive, send)
-            else:
-                await self._watched(watch, scope, receive)
+            await self.app(scope, _replay(body), watch.send)
         except asyncio.CancelledError:
             if not watch.is_gone:
                 raise
             work.uncancel()
             logger.info("the caller of %s has gone: its work is cancelled", scope["path"])
-        finally:
-            if caller is not None and caller.when_gone is lost:
-                caller.when_gone = None
-
-    async def _watched(self, watch: "_Watch", scope: Scope, receive: Receive) -> None:
-        """Serve a connection that says nothing of its end unless it is listened to, which takes a task."""
-        body, complete = await read_body(receive)
-        if not complete:
-            return
-        watcher = asyncio.create_task(watch.cancel_when_gone(receive))
-        try:
-            await self.app(scope, _replay(body), watch.send)
         finally:
             watcher.cancel()
 
@@ -273,11 +243,8 @@ class _Watch:
         while (await receive())["type"] != "http.disconnect":
             pass
         if not self._is_answered:
-            self.is_lost()
-
-    def is_lost(self) -> None:
-        self.is_gone = True
-        self._work.cancel()
+            self.is_gone = True
+            self._work.cancel()
 
 
 async def read_body(receive: Receive) -> tuple[bytes, bool]:

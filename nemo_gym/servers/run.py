@@ -38,7 +38,6 @@ from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers, req
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
 from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import one_server_class
-from nemo_gym.servers.connections import http_protocol
 from nemo_gym.servers.direct import DirectLane
 from nemo_gym.servers.middleware import DisconnectMiddleware
 from nemo_gym.terminal import harmless
@@ -117,7 +116,6 @@ def uvicorn_settings() -> dict[str, Any]:
         "timeout_keep_alive": 300,  # far longer than our clients keep a connection (15 s), however far they lag behind
         "timeout_worker_healthcheck": int(config.get("uvicorn_timeout_worker_healthcheck", 30)),
         "backlog": 16_384,
-        "http": http_protocol(),
         "ws": "none",
         "proxy_headers": False,
         "server_header": False,
