@@ -74,6 +74,9 @@ class BaseServer(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
+    ray_enabled: ClassVar[bool | None] = None
+    """Whether the class uses Ray, as programs of the original declare without annotation; nothing reads it."""
+
     config: BaseRunServerInstanceConfig
 
     def setup_liveness(self, app: FastAPI) -> None:

@@ -1041,3 +1041,10 @@ AUGUST_2026 = {
         NeMoGymAnthropicMessage
     """,
 }
+
+OCTOBER_2026 = {  # those that components of that version need before they can be imported or run
+    "nemo_gym.server_utils": """
+        BaseServer.ray_enabled
+        SimpleServer.ray_enabled
+    """,
+}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.contract.names_of_the_original import AUGUST_2026, MAY_2026
+from tests.contract.names_of_the_original import AUGUST_2026, MAY_2026, OCTOBER_2026
 
 ENTRY = re.compile(r"(?P<path>[\w.]+)(?:\((?P<parameters>.*)\)|=(?P<value>.*))?")
 ENTRIES = [
     (module, line.strip())
-    for names in (MAY_2026, AUGUST_2026)
+    for names in (MAY_2026, AUGUST_2026, OCTOBER_2026)
     for module, listed in names.items()
     for line in listed.strip().splitlines()
 ]
