@@ -33,7 +33,7 @@ from nemo_gym.http.request import get_response_json, raise_for_status, with_json
 from nemo_gym.http.transports.base import local_request
 from nemo_gym.http.transports.memory import HostedApp
 from nemo_gym.keys import MODELS_TYPE
-from nemo_gym.launch.plan import find_server_folder, root_of
+from nemo_gym.launch.plan import find_runnable_folder, root_of
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.paths import PARENT_DIR
@@ -64,7 +64,7 @@ def load_server_class(instance: ServerInstanceConfig) -> Iterator[type[SimpleSer
         GymError: there is no such folder or file, or it does not define exactly one server class.
         ImportError: it needs something that is not installed here.
     """
-    folder = find_server_folder(instance.SERVER_TYPE, instance.implementation)
+    folder = find_runnable_folder(instance)
     entrypoint = folder / instance.get_inner_run_server_config().entrypoint
     root = root_of(folder, instance.SERVER_TYPE)
     with _surroundings(folder, root, instance.SERVER_TYPE), contextlib.chdir(folder):

@@ -11,6 +11,7 @@ each server that is alone in its process runs with.
 """
 
 import logging
+import platform
 import secrets
 import sys
 import threading
@@ -183,6 +184,33 @@ def find_server_folder(server_type: str, implementation: str) -> Path:
     )
 
 
+def find_runnable_folder(instance: ServerInstanceConfig, python_version: str | None = None) -> Path:
+    """Return the folder that an instance runs from: its own, or ours if its own is for another Python.
+
+    Raises:
+        ConfigError: as `find_server_folder` and `read_requirements`.
+    """
+    server_type, name = instance.SERVER_TYPE, instance.implementation
+    folder = find_server_folder(server_type, name)
+    wanted = read_requirements(folder).requires_python if len(requirements_files(folder)) == 1 else None
+    if is_python_allowed(wanted, python_version):
+        return folder
+    python = python_version or platform.python_version()
+    ours = PARENT_DIR / server_type / name
+    is_elsewhere = ours.resolve() != folder.resolve() and is_bundled(server_type, ours)
+    if is_elsewhere and (ours / instance.get_inner_run_server_config().entrypoint).is_file():
+        logger.warning(
+            "server %r: %s requires Python %s and this is %s, so %s runs instead; +%s=<version> runs the former",
+            *(instance.name, folder, wanted, python, ours, PYTHON_VERSION_KEY_NAME),
+        )
+        return ours
+    logger.warning(
+        "server %r: %s requires Python %s and runs with %s; if that fails, choose one with +%s=<version>",
+        *(instance.name, folder, wanted, python, PYTHON_VERSION_KEY_NAME),
+    )
+    return folder
+
+
 def root_of(folder: Path, server_type: str) -> Path:
     """The search root that a server's folder was found in: its modules are imported from there."""
     return next(place.parent for place in folder.parents if place.name == server_type)
@@ -196,7 +224,7 @@ def is_bundled(server_type: str, folder: Path) -> bool:
 
 def _plan_server(instance: ServerInstanceConfig, settings: PlanSettings) -> PlannedServer:
     block = instance.get_inner_run_server_config()
-    folder = find_server_folder(instance.SERVER_TYPE, instance.implementation)
+    folder = find_runnable_folder(instance, settings.python_version)
     _check_entrypoint(folder, block.entrypoint)
     requirements = read_requirements(folder)
     asked = _asked_isolation(instance)
@@ -264,7 +292,6 @@ def _how_alone(
     requirements: Requirements, asked: Isolation | None, present: Path | None, settings: PlanSettings
 ) -> tuple[Literal["process", "venv"], str]:
     """Whether the server can use the running environment, and why (not)."""
-    _check_python(requirements, settings)
     if asked == "venv":
         return "venv", "it asks for an environment of its own"
     if present is not None:
@@ -275,16 +302,6 @@ def _how_alone(
         return "process", "it needs nothing but nemo-gym"
     missing = unmet(requirements)
     return ("venv", missing[0]) if missing else ("process", "the running environment has what it needs")
-
-
-def _check_python(requirements: Requirements, settings: PlanSettings) -> None:
-    if requirements.requires_python is None:
-        return
-    if not is_python_allowed(requirements.requires_python, settings.python_version):
-        raise ServerFolderError(
-            f"{requirements.file} requires Python {requirements.requires_python}; "
-            f"choose one with +{PYTHON_VERSION_KEY_NAME}=<version>"
-        )
 
 
 def _present_python(folder: Path, settings: PlanSettings) -> Path | None:

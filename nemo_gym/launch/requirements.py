@@ -45,6 +45,8 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.\-]*://")
 _PATH_WITH_EXTRAS = re.compile(r"(?P<path>[^\[]*)(?P<extras>\[[^\]]*\])?")
 _OUR_REPOSITORY = re.compile(r"/nvidia-nemo/gym(\.git)?([@#?/]|$)", re.IGNORECASE)
 COMPAT_EXTRA = "compat"
+_NEWEST_RELEASE = 999
+"""Higher than the last part of any Python version."""
 
 
 @dataclass(frozen=True)
@@ -299,13 +301,19 @@ def with_compat(requirements: Requirements, python_version: str | None = None) -
 
 
 def is_python_allowed(requires_python: str | None, version: str | None = None) -> bool:
-    """Whether `requires-python` of a project allows a Python, the running one by default."""
+    """Return whether `requires-python` of a project allows a Python, the running one by default.
+
+    A version without its last part, such as `3.13`, stands for every release of it.
+    """
     if requires_python is None:
         return True
+    version = version or platform.python_version()
+    releases = (version, f"{version}.{_NEWEST_RELEASE}") if version.count(".") == 1 else (version,)
     try:
-        return SpecifierSet(requires_python).contains(version or platform.python_version(), prereleases=True)
+        allowed = SpecifierSet(requires_python)
     except InvalidSpecifier:
         return True
+    return any(allowed.contains(release, prereleases=True) for release in releases)
 
 
 def unmet_package(text: str) -> list[str]:

@@ -42,6 +42,7 @@ from nemo_gym.launch.requirements import (
     PROJECT_FILES,
     Line,
     Requirements,
+    is_python_allowed,
     is_running_python,
     own_root_for_path,
     running_site_packages,
@@ -233,7 +234,8 @@ def _build(environment: Path, requirements: Requirements, servers: Sequence[str]
         if wanted.read_text():
             for step in workshop.installer.install(environment, wanted, constraints, requirements.overrides):
                 _run(step, requirements, servers, workshop)
-        if requirements.project is not None:
+        is_allowed = is_python_allowed(requirements.requires_python, workshop.installer.python_version)
+        if requirements.project is not None and is_allowed:  # installers refuse it otherwise; it runs from its folder
             _run(workshop.installer.install_project(environment, requirements.project), requirements, servers, workshop)
     except BaseException:
         shutil.rmtree(environment, ignore_errors=True)

@@ -232,6 +232,21 @@ def test_uv_is_told_which_environment_which_limits_and_where_its_cache_is(
     assert "pydantic>=2.12" in limits.read_text()
 
 
+def test_a_project_for_another_python_gets_what_it_needs_without_being_installed(
+    tmp_path: Path, workshop: Workshop, fake_uv: tuple[str, Path]
+) -> None:
+    uv, log = fake_uv
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\n[project]\nname = "x"\nrequires-python = ">=3.98"\ndependencies = ["numpy"]\n'
+    )
+
+    prepare_environment(read_requirements(tmp_path / "server"), ["mine"], replace(workshop, installer=Installer(uv=uv)))
+
+    assert "-r" in log.read_text()
+    assert "-e" not in log.read_text().split()
+
+
 def test_another_python_gets_the_dependencies_of_nemo_gym_too(
     tmp_path: Path, workshop: Workshop, fake_uv: tuple[str, Path]
 ) -> None:

@@ -79,4 +79,8 @@ def test_requires_python_is_compared_with_the_running_or_the_chosen_python() -> 
     assert is_python_allowed(">=3.11")
     assert not is_python_allowed(">=3.11", "3.10")
     assert not is_python_allowed("<3")
+    assert is_python_allowed(">=3.13.14", "3.13")
+    assert not is_python_allowed(">=3.13.14", "3.13.2")
+    assert is_python_allowed("<3.13.5", "3.13")
+    assert not is_python_allowed(">=3.14", "3.13")
     assert is_python_allowed("nonsense")

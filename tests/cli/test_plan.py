@@ -1,4 +1,5 @@
 import logging
+import re
 import socket
 from copy import deepcopy
 from pathlib import Path
@@ -108,12 +109,33 @@ def test_another_python_needs_an_environment(folder: Path) -> None:
     assert plan_one(PlanSettings(python_version="3.99")).isolation == "venv"
 
 
-def test_a_project_that_excludes_the_python_is_refused(folder: Path) -> None:
+def test_a_project_for_another_python_runs_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "requirements.txt").unlink()
     (folder / "pyproject.toml").write_text('[project]\nname = "x"\nrequires-python = ">=3.98"\n')
-    with pytest.raises(ConfigError, match=r"'mine'.*requires Python >=3\.98.*\+python_version="):
-        plan_one()
+
+    assert plan_one().folder == folder
+    assert re.search(r"'mine': \S+ requires Python >=3\.98 and runs with 3\.\S+; .*\+python_version=", caplog.text)
+
+    caplog.clear()
     assert plan_one(PlanSettings(python_version="3.99")).isolation == "venv"
+    assert caplog.text == ""
+
+
+def test_our_own_server_runs_in_place_of_a_namesake_for_another_python(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = tmp_path / "resources_servers" / "mcqa"
+    theirs.mkdir(parents=True)
+    (theirs / "app.py").touch()
+    (theirs / "pyproject.toml").write_text('[project]\nname = "x"\nrequires-python = ">=3.98"\n')
+    block = instance("resources_servers", "mcqa")
+
+    assert plan(quiz=block)[0].folder == PARENT_DIR / "resources_servers" / "mcqa"
+    assert f"so {PARENT_DIR / 'resources_servers' / 'mcqa'} runs instead; +python_version=" in caplog.text
+    assert plan(PlanSettings(python_version="3.99"), quiz=block)[0].folder == theirs
+    (theirs / "other.py").touch()
+    other = instance("resources_servers", "mcqa", entrypoint="other.py")
+    assert plan(quiz=other)[0].folder == theirs  # ours has no such entrypoint
 
 
 def test_an_environment_that_is_there_is_used_as_it_is_when_asked_for(folder: Path, tmp_path: Path) -> None:

@@ -250,6 +250,24 @@ def test_servers_that_use_what_they_do_not_list_are_moved_to_where_it_is_and_mak
     assert len([*(tmp_path / "cache/venvs").glob("*/bin/python")]) == 1
 
 
+def test_servers_that_ask_for_a_newer_python_make_rollouts_and_are_named_in_a_warning(
+    theirs: Path, tmp_path: Path, wheels: Path, helper: RunHelper, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path, app in (("resources_servers/their_env", ENVIRONMENT), ("responses_api_agents/their_agent", AGENT)):
+        folder = write_server(theirs, path, app)
+        (folder / "requirements.txt").unlink()
+        (folder / "pyproject.toml").write_text(
+            '[project]\nname = "theirs"\nrequires-python = ">=3.98"\ndependencies = ["nemo-gym[dev]", "defusedxml"]\n'
+        )
+    config = config_of(tmp_path, "their_env")
+
+    with caplog.at_level(logging.WARNING):
+        start(helper, config)
+
+    assert collect(config, ROW)["reward"] == 1.0
+    assert f"server 'their_env': {theirs}/resources_servers/their_env requires Python >=3.98" in caplog.text
+
+
 def test_without_the_packages_the_error_names_what_to_add(
     theirs: Path, tmp_path: Path, wheels: Path, helper: RunHelper
 ) -> None:
