@@ -1047,4 +1047,6 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
         BaseServer.ray_enabled
         SimpleServer.ray_enabled
     """,
+    "nemo_gym.sandbox.providers.apptainer.provider": "ApptainerProvider",
+    "nemo_gym.sandbox.providers.docker.provider": "DockerProvider",
 }

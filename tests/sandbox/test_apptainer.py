@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from nemo_gym.keys import NEMO_GYM_CONFIG_FILE_ENV_VAR_NAME, NEMO_GYM_RUN_ID_ENV_VAR_NAME
-from nemo_gym.sandbox import AsyncSandbox, SandboxCreateError, SandboxSpec, SandboxStatus, reaper
+from nemo_gym.sandbox import (
+    AsyncSandbox,
+    SandboxCreateError,
+    SandboxSpec,
+    SandboxStatus,
+    get_provider_class,
+    reaper,
+)
 from nemo_gym.sandbox.providers import programs
 from tests.sandbox.stand_ins import StandIn, apptainer
 from tests.sandbox.test_docker import alive
@@ -59,6 +66,24 @@ def test_a_sandbox_lives_from_start_to_stop(apptainer: StandIn, tmp_path: Path) 
     assert apptainer.containers() == {}
     assert list((tmp_path / "shared").iterdir()) == []
     assert "it's $blue" not in (apptainer.state / "calls.jsonl").read_text()
+
+
+def test_programs_import_the_provider_from_its_module_and_patch_names_there(
+    apptainer: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nemo_gym.sandbox.providers.apptainer.provider import ApptainerProvider
+
+    module = "nemo_gym.sandbox.providers.apptainer.provider"
+    monkeypatch.setattr(f"{module}.secrets.token_hex", lambda size: "c0ffee")
+
+    async def use() -> str:
+        provider = ApptainerProvider()
+        handle = await provider.create(spec(tmp_path))
+        await provider.close(handle)
+        return handle.sandbox_id
+
+    assert asyncio.run(use()).endswith("c0ffee")
+    assert get_provider_class("apptainer") is ApptainerProvider
 
 
 def test_what_the_spec_and_the_settings_say_reaches_the_command_line(apptainer: StandIn, tmp_path: Path) -> None:
