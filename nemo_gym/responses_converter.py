@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
@@ -118,6 +119,10 @@ class ResponsesConverter(ChatDialect):
     def items_of_choice(self, choice: NeMoGymChoice) -> list[NeMoGymResponseOutputItem]:
         """The output items of one choice, by the method that programs override."""
         return self.postprocess_chat_response(choice)
+
+    def new_id(self, prefix: str) -> str:
+        """Return an id for an item or a response; programs elsewhere replace this module's `uuid4`."""
+        return f"{prefix}_{uuid4().hex}"
 
 
 VLLMConverter = ResponsesConverter

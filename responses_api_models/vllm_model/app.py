@@ -8,6 +8,7 @@ To change what is sent, subclass `VLLMModel` and override `_preprocess_chat_comp
 """
 
 import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -64,7 +65,7 @@ __all__ = ["VLLMConverter", "VLLMModel", "VLLMModelConfig", "split_responses_inp
 class VLLMConverter(ResponsesConverter):
     """`ResponsesConverter` that asks without what vLLM's chats cannot honour, and says so once.
 
-    Its ids are made here: programs elsewhere replace this module's `uuid4`.
+    Programs elsewhere replace this module's `uuid4`, or that of `nemo_gym.responses_converter`: both change its ids.
     """
 
     def responses_to_chat_completion_create_params(
@@ -84,7 +85,7 @@ class VLLMConverter(ResponsesConverter):
 
     def new_id(self, prefix: str) -> str:
         """An id for an item or a response."""
-        return f"{prefix}_{uuid4().hex}"
+        return super().new_id(prefix) if uuid4 is uuid.uuid4 else f"{prefix}_{uuid4().hex}"
 
 
 @cache

@@ -1,6 +1,9 @@
 """Components in the idioms of the original's newest version, as their authors write them."""
 
-from unittest.mock import MagicMock
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,7 +16,18 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.responses_converter import VLLMConverter
+from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
 from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
+from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
+
+ASKED = NeMoGymResponseCreateParamsNonStreaming(input="hi")
+
+
+def completion(text: str) -> NeMoGymChatCompletion:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return NeMoGymChatCompletion.model_validate({"id": "c", "created": 7, "model": "m", "choices": [choice]})
 
 
 def test_a_component_that_declares_ray_enabled_without_annotation_serves() -> None:
@@ -42,3 +56,46 @@ def test_every_kind_of_server_may_say_whether_it_uses_ray(base: type[BaseServer]
 
     assert vars(says_yes)["ray_enabled"] is True
     assert base.ray_enabled is None
+
+
+def ids_of(response: Any) -> list[str]:
+    return [response.id, *(item.id for item in response.output)]
+
+
+def test_replacing_uuid4_of_the_converters_module_changes_the_ids_of_responses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nemo_gym.responses_converter.uuid4", lambda: SimpleNamespace(hex="123"))
+
+    response = VLLMConverter(return_token_id_information=False).chat_completion_to_response(
+        ASKED, completion("<think>Hm.</think>Yes.")
+    )
+
+    assert ids_of(response) == ["resp_123", "rs_123", "msg_123"]
+
+
+@pytest.mark.parametrize("module", ["nemo_gym.responses_converter", "responses_api_models.vllm_model.app"])
+def test_replacing_uuid4_in_either_module_changes_the_ids_of_vllm_model(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setattr(f"{module}.uuid4", lambda: SimpleNamespace(hex="123"))
+    config = VLLMModelConfig(
+        host="127.0.0.1",
+        port=0,
+        entrypoint="app.py",
+        name="policy_model",
+        base_url="http://127.0.0.1:1/v1",
+        api_key="key",
+        model="m",
+        return_token_id_information=False,
+        uses_reasoning_parser=False,
+    )
+    model = VLLMModel(config=config, server_client=MagicMock(spec=ServerClient))
+    model._clients = [MagicMock(spec=NeMoGymAsyncOpenAI)]
+    model._clients[0].create_chat_completion = AsyncMock(  # type: ignore[method-assign]
+        return_value=completion("Yes.").model_dump()
+    )
+
+    response = asyncio.run(model.responses(MagicMock(session={"session_id": "s"}), ASKED))
+
+    assert ids_of(response) == ["resp_123", "msg_123"]
