@@ -7,7 +7,7 @@ said in one turn survives the way there and back: reasoning, text and tool calls
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from uuid import uuid4
@@ -67,7 +67,7 @@ _Item = TypeVar("_Item")
 _BY_MODEL = ("reasoning", "function_call", *CALLED_BY_MODEL)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ResponsesConverter(ChatDialect):
     """Translates requests one way and completions the other: the chat dialect under the names programs know."""
 
@@ -123,6 +123,20 @@ class ResponsesConverter(ChatDialect):
     def new_id(self, prefix: str) -> str:
         """Return an id for an item or a response; programs elsewhere replace this module's `uuid4`."""
         return f"{prefix}_{uuid4().hex}"
+
+    def read_reasoning(self, text: str) -> tuple[list[str], str]:
+        """Return the reasoning in a text of the model and the rest, by the method that programs override."""
+        return self._extract_reasoning_from_content(text)
+
+    def write_reasoning(self, texts: Iterable[str]) -> str:
+        """Return reasoning as text, by the method that programs override."""
+        return self._wrap_reasoning_in_think_tags([*texts])
+
+    def _extract_reasoning_from_content(self, content: str) -> tuple[list[str], str]:
+        return super().read_reasoning(content)
+
+    def _wrap_reasoning_in_think_tags(self, texts: list[str]) -> str:
+        return super().write_reasoning(texts)
 
 
 VLLMConverter = ResponsesConverter

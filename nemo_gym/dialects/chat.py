@@ -6,7 +6,7 @@ longer fits becomes an empty answer.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import time
@@ -17,7 +17,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from nemo_gym.dialects.base import NoResponsesFormError, UnusableRequestError, set_fields, sse
-from nemo_gym.dialects.to_chat import SAME_NAME, Part, fields_as_tags, plain_text, taken_apart, to_chat_request
+from nemo_gym.dialects.to_chat import SAME_NAME, Part, fields_as_tags, plain_text, taken_apart, to_chat_request, wrapped
 from nemo_gym.http.errors import readable
 from nemo_gym.http.model_answers import EndpointSettings
 from nemo_gym.schemas.hosted_items import NeMoGymResponseCustomToolCall
@@ -53,6 +53,8 @@ from nemo_gym.schemas.wire import TOKEN_FIELDS, WEIGHT_FIELDS, carries_token_ids
 _STREAMS_ALONE = frozenset({"stream", "stream_options"})
 NewId: TypeAlias = Callable[[str], str]
 """Makes an id with the given prefix."""
+TakeApart: TypeAlias = Callable[[str], tuple[list[str], str]]
+"""Splits what a model said into its think blocks and the rest."""
 _ECHOED = (
     "background",
     "instructions",
@@ -88,7 +90,7 @@ _WRONG_PARAMETER = re.compile(
 
 
 def items_of_assistant(
-    message: Mapping[str, Any], new_id: NewId, *, reads_think_tags: bool
+    message: Mapping[str, Any], new_id: NewId, take_apart: TakeApart
 ) -> list[NeMoGymResponseOutputItem]:
     """The items of one assistant message: reasoning, text, tool calls. There is always at least one.
 
@@ -97,9 +99,8 @@ def items_of_assistant(
     text = plain_text(message.get("content"), "a message of the assistant")
     spoken = [field for name in ("reasoning_content", "reasoning") if isinstance(field := message.get(name), str)]
     blocks = [block for block in spoken[:1] if block]
-    if reads_think_tags:
-        found, text = taken_apart(text)
-        blocks += found
+    found, text = take_apart(text)
+    blocks += found
     items: list[NeMoGymResponseOutputItem] = []
     if blocks:
         items.append(
@@ -116,14 +117,14 @@ def items_of_assistant(
 
 
 def items_of_messages(
-    messages: Sequence[Mapping[str, Any]], new_id: NewId, *, reads_think_tags: bool
+    messages: Sequence[Mapping[str, Any]], new_id: NewId, take_apart: TakeApart
 ) -> list[NeMoGymResponseOutputItem]:
     """A whole chat as items."""
     items: list[NeMoGymResponseOutputItem] = []
     for message in messages:
         role, content = message["role"], message.get("content")
         if role == "assistant":
-            items += items_of_assistant(message, new_id, reads_think_tags=reads_think_tags)
+            items += items_of_assistant(message, new_id, take_apart)
         elif role == "tool":
             items.append(
                 NeMoGymFunctionCallOutput(call_id=message["tool_call_id"], output=to_responses_content(content))
@@ -134,7 +135,7 @@ def items_of_messages(
 
 
 def request_of(
-    given: Mapping[str, Any], new_id: NewId, *, reads_think_tags: bool
+    given: Mapping[str, Any], new_id: NewId, take_apart: TakeApart
 ) -> NeMoGymResponseCreateParamsNonStreaming:
     """The Responses request for `given`, the fields that a Chat Completions request set.
 
@@ -155,7 +156,7 @@ def request_of(
     if isinstance(choice, Mapping) and isinstance(choice.get(choice.get("type", "")), Mapping):
         choice = {"type": choice["type"], **choice[choice["type"]]}
     try:
-        items = items_of_messages(given["messages"], new_id, reads_think_tags=reads_think_tags)
+        items = items_of_messages(given["messages"], new_id, take_apart)
         return NeMoGymResponseCreateParamsNonStreaming.model_validate(
             {"input": items, "tool_choice": choice, **request}
         )
@@ -277,7 +278,7 @@ def _to_responses_part(part: Part) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChatDialect:
     """Puts requests into the Chat Completions API and its answers back; see `Dialect`."""
 
@@ -290,6 +291,17 @@ class ChatDialect:
         """An id for an item or a response: `msg_...`, `rs_...`, `resp_...`."""
         return f"{prefix}_{uuid4().hex}"
 
+    def read_reasoning(self, text: str) -> tuple[list[str], str]:
+        """Return the reasoning in a text of the model, block by block, and the rest of the text."""
+        return taken_apart(text)
+
+    def write_reasoning(self, texts: Iterable[str]) -> str:
+        """Return reasoning as it is sent back inside the text of an earlier message."""
+        return wrapped(texts)
+
+    def _take_apart(self, text: str) -> tuple[list[str], str]:
+        return self.read_reasoning(text) if self.uses_reasoning_parser else ([], text)
+
     def request_to(self, params: NeMoGymResponseCreateParamsNonStreaming) -> dict[str, Any]:
         """The Chat Completions request that asks the same; of the request only fields that were set count.
 
@@ -297,7 +309,9 @@ class ChatDialect:
             NotImplementedError: it holds something the Chat Completions API has no form for.
             ValueError: it contradicts itself.
         """
-        return to_chat_request(set_fields(params), with_token_ids=self.return_token_id_information)
+        return to_chat_request(
+            set_fields(params), with_token_ids=self.return_token_id_information, wrap=self.write_reasoning
+        )
 
     def response_from(
         self, params: NeMoGymResponseCreateParamsNonStreaming, answer: NeMoGymChatCompletion, model: str | None = None
@@ -316,11 +330,11 @@ class ChatDialect:
 
     def request_from(self, request: Mapping[str, Any]) -> NeMoGymResponseCreateParamsNonStreaming:
         """The Responses request that asks the same as a Chat Completions request."""
-        return request_of(request, self.new_id, reads_think_tags=self.uses_reasoning_parser)
+        return request_of(request, self.new_id, self._take_apart)
 
     def items_from(self, messages: Sequence[Mapping[str, Any]]) -> list[NeMoGymResponseOutputItem]:
         """A whole chat, of whatever origin, as items of the Responses API."""
-        return items_of_messages(messages, self.new_id, reads_think_tags=self.uses_reasoning_parser)
+        return items_of_messages(messages, self.new_id, self._take_apart)
 
     def response_to(self, response: Mapping[str, Any]) -> dict[str, Any]:
         """The completion that says the same as a response, given as JSON."""
@@ -336,7 +350,7 @@ class ChatDialect:
 
     def items_of_message(self, message: Mapping[str, Any]) -> list[NeMoGymResponseOutputItem]:
         """The output items of one assistant message."""
-        return items_of_assistant(message, self.new_id, reads_think_tags=self.uses_reasoning_parser)
+        return items_of_assistant(message, self.new_id, self._take_apart)
 
 
 def completion_of_response(response: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from nemo_gym.schemas.wire import TOKEN_FIELDS, carries_token_ids
 Item: TypeAlias = Mapping[str, Any]
 Message: TypeAlias = dict[str, Any]
 Part: TypeAlias = Mapping[str, Any]
+Wrap: TypeAlias = Callable[[Iterable[str]], str]
+"""Makes reasoning part of a message's text."""
 
 SAME_NAME = (
     "metadata",
@@ -41,7 +43,7 @@ PROMPT_DIGEST = "prompt_digest"
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
-def to_chat_request(given: dict[str, Any], *, with_token_ids: bool) -> dict[str, Any]:
+def to_chat_request(given: dict[str, Any], *, with_token_ids: bool, wrap: Wrap | None = None) -> dict[str, Any]:
     """The Chat Completions request for `given`, the fields that a Responses request set."""
     for name in _STORED_AT_THE_PROVIDER:
         if given.get(name) is not None:
@@ -49,7 +51,7 @@ def to_chat_request(given: dict[str, Any], *, with_token_ids: bool) -> dict[str,
                 f"{name} refers to something stored at the provider; the Chat Completions API has no such thing. "
                 "Send the whole conversation as input"
             )
-    messages = to_chat_messages(given["input"], with_token_ids=with_token_ids)
+    messages = to_chat_messages(given["input"], with_token_ids=with_token_ids, wrap=wrap)
     request: dict[str, Any] = {"messages": _with_instructions(messages, given.get("instructions"))}
     request |= {name: given[name] for name in SAME_NAME if given.get(name) is not None}
     if given.get("max_output_tokens") is not None:
@@ -128,11 +130,11 @@ def _response_format(text_format: dict[str, Any] | None) -> dict[str, Any] | Non
     return {"type": "json_schema", "json_schema": schema}
 
 
-def to_chat_messages(given: str | Iterable[Item], *, with_token_ids: bool) -> list[Message]:
+def to_chat_messages(given: str | Iterable[Item], *, with_token_ids: bool, wrap: Wrap | None = None) -> list[Message]:
     """`given`, the input of a Responses request, as chat messages."""
     if isinstance(given, str):
         return [{"role": "user", "content": [{"type": "text", "text": given}]}]
-    conversation = _Conversation(with_token_ids)
+    conversation = _Conversation(with_token_ids, wrap or wrapped)
     for position, item in enumerate(given):
         conversation.add(item, f"input[{position}]")
     conversation.flush()
@@ -144,6 +146,7 @@ class _Conversation:
     """The messages so far, and the assistant message that is being gathered."""
 
     with_token_ids: bool
+    wrap: Wrap
     messages: list[Message] = field(default_factory=list)
     _text: str = ""
     _tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -158,7 +161,7 @@ class _Conversation:
             self._add_message(item, where)
         elif kind == "reasoning":
             parts = item.get("summary") or item.get("content") or ()
-            self._text += wrapped(part["text"] for part in parts)
+            self._text += self.wrap([part["text"] for part in parts if part["text"]])
         elif kind in ("function_call", "custom_tool_call"):
             self._tool_calls.append(_tool_call(item))
         elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -185,7 +188,7 @@ class _Conversation:
         role = item["role"]
         if role == "assistant":
             thoughts = item.get("reasoning_content") or item.get("reasoning") or ""
-            self._text += wrapped([thoughts]) + plain_text(item.get("content"), where)
+            self._text += (self.wrap([thoughts]) if thoughts else "") + plain_text(item.get("content"), where)
             self._tool_calls += item.get("tool_calls") or ()
             self._has_message = True
         elif role == "tool":

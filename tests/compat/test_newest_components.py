@@ -1,6 +1,7 @@
 """Components in the idioms of the original's newest version, as their authors write them."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
@@ -17,7 +18,7 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.responses_converter import VLLMConverter
+from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
 from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
@@ -99,3 +100,42 @@ def test_replacing_uuid4_in_either_module_changes_the_ids_of_vllm_model(
     response = asyncio.run(model.responses(MagicMock(session={"session_id": "s"}), ASKED))
 
     assert ids_of(response) == ["resp_123", "msg_123"]
+
+
+def test_a_converters_attributes_can_be_set() -> None:
+    converter = ResponsesConverter(return_token_id_information=False)
+    items = completion("<think>Hm.</think>Yes.").choices[0]
+
+    converter.uses_reasoning_parser = False
+    assert [item.type for item in converter.postprocess_chat_response(items)] == ["message"]
+    converter.uses_reasoning_parser = True
+    assert [item.type for item in converter.postprocess_chat_response(items)] == ["reasoning", "message"]
+
+
+def test_converters_take_reasoning_out_of_text_and_put_it_back() -> None:
+    converter = VLLMConverter(return_token_id_information=False)
+
+    assert converter._extract_reasoning_from_content("a<think>b</think>c<think>d\n</think>") == (["b", "d\n"], "ac")
+    assert converter._extract_reasoning_from_content("no tags") == ([], "no tags")
+    assert converter._wrap_reasoning_in_think_tags(["b", "", "d"]) == "<think>b</think><think>d</think>"
+    assert converter._wrap_reasoning_in_think_tags([]) == ""
+
+
+def test_a_converter_that_writes_reasoning_in_its_own_way_is_asked_both_ways() -> None:
+    class Bracketed(ResponsesConverter):
+        def _extract_reasoning_from_content(self, content: str) -> tuple[list[str], str]:
+            thought, end, said = content.removeprefix("[THINK]").partition("[/THINK]")
+            return ([thought], said) if end else ([], content)
+
+        def _wrap_reasoning_in_think_tags(self, texts: Sequence[str]) -> str:
+            return "".join(f"[THINK]{text}[/THINK]" for text in texts)
+
+    converter = Bracketed(return_token_id_information=False)
+
+    output = converter.chat_completion_to_response(ASKED, completion("[THINK]Hm.[/THINK]Yes.")).output
+    again = converter.responses_to_chat_completion_create_params(
+        NeMoGymResponseCreateParamsNonStreaming.model_validate({"input": [item.model_dump() for item in output]})
+    )
+
+    assert [item.type for item in output] == ["reasoning", "message"]
+    assert [*again.messages] == [{"role": "assistant", "content": "[THINK]Hm.[/THINK]Yes."}]

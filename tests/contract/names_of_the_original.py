@@ -1047,6 +1047,13 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
         BaseServer.ray_enabled
         SimpleServer.ray_enabled
     """,
+    "nemo_gym.responses_converter": """
+        ResponsesConverter._extract_reasoning_from_content(content)
+        ResponsesConverter._wrap_reasoning_in_think_tags(texts)
+        VLLMConverter.return_token_id_information
+        VLLMConverter.uses_reasoning_parser
+        uuid4
+    """,
     "nemo_gym.sandbox.providers.apptainer.provider": "ApptainerProvider",
     "nemo_gym.sandbox.providers.docker.provider": "DockerProvider",
 }
