@@ -26,6 +26,7 @@ from nemo_gym.dialects.chat import (
     empty_completion,
     is_too_long,
     too_long_response,
+    usage_detail,
     with_reasoning_in_text,
 )
 from nemo_gym.dialects.to_chat import PROMPT_DIGEST, only_text, plain_text, tags_as_fields, taken_apart
@@ -64,6 +65,7 @@ __all__ = [
 ]
 
 _Item = TypeVar("_Item")
+_usage_detail = usage_detail
 _BY_MODEL = ("reasoning", "function_call", *CALLED_BY_MODEL)
 
 

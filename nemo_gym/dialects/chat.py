@@ -228,12 +228,10 @@ def _with_token_ids(item: NeMoGymResponseOutputItem, message: Mapping[str, Any])
 def _usage(usage: NeMoGymCompletionUsage | None) -> NeMoGymResponseUsage | None:
     if usage is None:
         return None
-    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-    cached = None if prompt is None else prompt.cached_tokens
-    reasoning = None if completion is None else completion.reasoning_tokens
-    if usage.model_extra:  # providers tell them under other names, too
-        cached = _told(cached, usage.model_extra, "cached_input_tokens", "cache_read_input_tokens")
-        reasoning = _told(reasoning, usage.model_extra, "reasoning_output_tokens")
+    cached = usage_detail(
+        usage, "prompt_tokens_details", "cached_tokens", "cached_input_tokens", "cache_read_input_tokens"
+    )
+    reasoning = usage_detail(usage, "completion_tokens_details", "reasoning_tokens", "reasoning_output_tokens")
     return NeMoGymResponseUsage(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
@@ -243,9 +241,18 @@ def _usage(usage: NeMoGymCompletionUsage | None) -> NeMoGymResponseUsage | None:
     )
 
 
-def _told(count: int | None, usage: Mapping[str, Any], *names: str) -> int | None:
-    others = (usage.get(name) for name in names)
-    return next((other for other in others if type(other) is int), None) if count is None else count
+def usage_detail(usage: Any, group: str, name: str, *top_level_aliases: str) -> int | None:
+    """Return the count `name` in a group of a usage, else the first alias that holds a count beside the groups.
+
+    The usage and its groups may be mappings or objects.
+    """
+    nested = _member(_member(usage, group), name)
+    counts = (nested, *(_member(usage, alias) for alias in top_level_aliases))
+    return next((count for count in counts if type(count) is int), None)
+
+
+def _member(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def to_responses_content(content: Any) -> Any:

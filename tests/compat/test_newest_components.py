@@ -18,7 +18,7 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter
+from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter, _usage_detail
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
 from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
@@ -139,3 +139,20 @@ def test_a_converter_that_writes_reasoning_in_its_own_way_is_asked_both_ways() -
 
     assert [item.type for item in output] == ["reasoning", "message"]
     assert [*again.messages] == [{"role": "assistant", "content": "[THINK]Hm.[/THINK]Yes."}]
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 3}, "cached_input_tokens": 9}, 3),
+        (SimpleNamespace(prompt_tokens_details=SimpleNamespace(cached_tokens=3)), 3),
+        ({"prompt_tokens_details": None, "cached_input_tokens": 0, "cache_read_input_tokens": 9}, 0),
+        (SimpleNamespace(prompt_tokens_details={"cached_tokens": None}, cache_read_input_tokens=4), 4),
+        ({"cached_input_tokens": "many"}, None),
+        (None, None),
+    ],
+)
+def test_usage_details_are_found_in_their_group_or_under_an_alias(usage: Any, expected: int | None) -> None:
+    aliases = ("cached_input_tokens", "cache_read_input_tokens")
+
+    assert _usage_detail(usage, "prompt_tokens_details", "cached_tokens", *aliases) == expected

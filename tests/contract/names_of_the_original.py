@@ -1052,6 +1052,7 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
         ResponsesConverter._wrap_reasoning_in_think_tags(texts)
         VLLMConverter.return_token_id_information
         VLLMConverter.uses_reasoning_parser
+        _usage_detail(usage, group, name, *top_level_aliases)
         uuid4
     """,
     "nemo_gym.sandbox.providers.apptainer.provider": "ApptainerProvider",
