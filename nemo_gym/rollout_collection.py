@@ -69,6 +69,7 @@ from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import get_response_json, parse_json, raise_for_status, whole_body
 from nemo_gym.http.transports.session import is_global_aiohttp_client_request_debug_enabled
+from nemo_gym.keys import OBSERVED_KEYS
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
 from nemo_gym.process_inputs import command_line
 from nemo_gym.runs.files import RolloutPaths
@@ -129,6 +130,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _LATER[name].partition(":")
     return getattr(import_module(module), attribute)
+
+
+def _attach_trajectory_record(row: Row, result: Result | None = None) -> None:
+    """Give a result with captured model calls, or an agent's account of them, its `ng_trajectory`.
+
+    Drivers of the original call it with a row and its result, in either order, or with the result alone.
+    """
+    from nemo_gym.observability.trajectories import attach_trajectory, rollout_id_of
+    from nemo_gym.rollout_observability import task_id_of
+
+    records = [row] if result is None else [result, row]
+    observed = next((record for record in records if not OBSERVED_KEYS.isdisjoint(record)), None)
+    rollout_id = next((found for record in records if (found := rollout_id_of(record)) is not None), None)
+    if observed is not None and rollout_id is not None:
+        attach_trajectory(observed, task_id_of(*reversed(records)), rollout_id)
 
 
 def _failures_path_for(output_fpath: str | Path) -> Path:

@@ -19,6 +19,8 @@ from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter, _usage_detail
+from nemo_gym.rollout_collection import NG_TRAJECTORY_KEY, _attach_trajectory_record
+from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
 from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
@@ -156,3 +158,27 @@ def test_usage_details_are_found_in_their_group_or_under_an_alias(usage: Any, ex
     aliases = ("cached_input_tokens", "cache_read_input_tokens")
 
     assert _usage_detail(usage, "prompt_tokens_details", "cached_tokens", *aliases) == expected
+
+
+@pytest.mark.parametrize("order", [("row", "result"), ("result", "row"), ("result",)])
+def test_a_driver_of_its_own_attaches_trajectories_to_results(order: tuple[str, ...]) -> None:
+    row = {"_ng_task_index": 3, "_ng_rollout_index": 1, "instance_id": "fix-the-build"}
+    call = {"model_call_id": "call-1", "call_index": 0, "tokens_out": 5, "request": {"input": "hi"}, "response": {}}
+    capture = {"rollout_id": "3-1", "metrics": {}, "calls": [call]}
+    result = {**row, "reward": 1.0, "ng_model_call_capture": capture}
+    given = {"row": row, "result": result}
+
+    _attach_trajectory_record(*(given[name] for name in order))
+
+    trajectory = TrajectoryRecord.model_validate(result[NG_TRAJECTORY_KEY])
+    assert (trajectory.task_id, trajectory.rollout_id) == ("fix-the-build", "3-1")
+    assert [each.token_stats.completion_tokens for each in trajectory.model_calls] == [5]
+    assert NG_TRAJECTORY_KEY not in row
+
+
+def test_a_result_without_captured_calls_gets_no_trajectory() -> None:
+    result = {"_ng_task_index": 3, "_ng_rollout_index": 1, "reward": 1.0}
+
+    _attach_trajectory_record({}, result)
+
+    assert result == {"_ng_task_index": 3, "_ng_rollout_index": 1, "reward": 1.0}

@@ -1055,6 +1055,7 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
         _usage_detail(usage, group, name, *top_level_aliases)
         uuid4
     """,
+    "nemo_gym.rollout_collection": "_attach_trajectory_record(row, result=)",
     "nemo_gym.sandbox.providers.apptainer.provider": "ApptainerProvider",
     "nemo_gym.sandbox.providers.docker.provider": "DockerProvider",
 }
