@@ -66,7 +66,7 @@ from nemo_gym.rollout_correlation import ModelPathMiddleware
 from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
 from nemo_gym.server_utils import ServerClient, num_serving_processes
 from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
-from nemo_gym.servers.capture import TokenPathMiddleware, install_model_call_capture
+from nemo_gym.servers.capture import ModelCallCaptureMiddleware, TokenPathMiddleware, install_model_call_capture
 from nemo_gym.servers.dialects import SpeaksDialects, keeping_tokens
 from nemo_gym.servers.routes import json_answer, models_of, to_json
 from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
@@ -122,6 +122,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_CaptureMiddleware = ModelCallCaptureMiddleware
+"""The name that programs of the original import."""
 
 
 class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):

@@ -343,8 +343,27 @@ def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
 
 
-class ModelCallCaptureMiddleware:
-    """Captures the calls of a model server that the framework serves."""
+class ModelCallCaptureMiddleware(ModelPathMiddleware):
+    """Captures the calls of a model server, and takes off their paths the prefix that names the rollout.
+
+    Programs elsewhere add it to apps of their own with a store, and the name of the server if it has one.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        store: CaptureStore | None = None,
+        model_server_name: str | None = None,
+        *,
+        capture: ModelCallCapture | None = None,
+    ) -> None:
+        if store is not None:
+            capture = ModelCallCapture(store, model_server_name)
+        super().__init__(app if capture is None else _Capturing(app, capture))
+
+
+class _Capturing:
+    """Captures the calls that reach an app under the path of a model, while their rollout is known."""
 
     def __init__(self, app: ASGIApp, capture: ModelCallCapture) -> None:
         self.app = app

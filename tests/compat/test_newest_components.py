@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from nemo_gym.base_resources_server import (
@@ -16,7 +19,13 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.base_responses_api_agent import SimpleResponsesAPIAgent
-from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.base_responses_api_model import (
+    CaptureStore,
+    ModelCallCaptureConfig,
+    SimpleResponsesAPIModel,
+    _CaptureMiddleware,
+    install_model_call_capture,
+)
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter, _usage_detail
 from nemo_gym.rollout_collection import NG_TRAJECTORY_KEY, _attach_trajectory_record
@@ -182,3 +191,35 @@ def test_a_result_without_captured_calls_gets_no_trajectory() -> None:
     _attach_trajectory_record({}, result)
 
     assert result == {"_ng_task_index": 3, "_ng_rollout_index": 1, "reward": 1.0}
+
+
+@pytest.mark.parametrize("how", ["added", "installed"])
+def test_an_app_of_their_own_has_its_model_calls_captured(tmp_path: Path, how: str) -> None:
+    app = FastAPI()
+
+    @app.post("/v1/responses")
+    async def answer(body: dict[str, Any]) -> dict[str, Any]:
+        return {"output": [], "asked": body["input"]}
+
+    if how == "added":
+        app.add_middleware(_CaptureMiddleware, store=CaptureStore(tmp_path), model_server_name="policy")
+    else:
+        config = ModelCallCaptureConfig(observability_enabled=True, model_call_capture_dir=tmp_path)
+        install_model_call_capture(app, config, model_server_name="policy")
+    with TestClient(app) as caller:
+        named = caller.post("/ng-rollout/3-1/v1/responses", json={"input": "hi"})
+        nameless = caller.post("/v1/responses", json={"input": "again"})
+
+    assert [*map(attrgetter("cls"), app.user_middleware)] == [_CaptureMiddleware]
+    assert (named.json()["asked"], nameless.json()["asked"]) == ("hi", "again")
+    assert [call["request"] for call in CaptureStore(tmp_path).read("3-1")] == [{"input": "hi"}]
+    assert [path.name for path in tmp_path.iterdir()] == ["3-1.capture.jsonl"]
+
+
+def test_without_a_store_the_capture_only_takes_the_prefix_off() -> None:
+    app = FastAPI()
+    app.add_middleware(_CaptureMiddleware)
+    app.post("/v1/responses")(lambda: {"output": []})
+
+    with TestClient(app) as caller:
+        assert caller.post("/ng-rollout/3-1/v1/responses").json() == {"output": []}

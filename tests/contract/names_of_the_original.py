@@ -1047,6 +1047,7 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
         BaseServer.ray_enabled
         SimpleServer.ray_enabled
     """,
+    "nemo_gym.base_responses_api_model": "_CaptureMiddleware",
     "nemo_gym.responses_converter": """
         ResponsesConverter._extract_reasoning_from_content(content)
         ResponsesConverter._wrap_reasoning_in_think_tags(texts)

@@ -413,7 +413,7 @@ def test_a_call_whose_caller_hangs_up_before_the_answer_ends_is_captured(
             pass
 
         app = ModelCallCaptureMiddleware(
-            StreamingResponse(said(), media_type=media_type), ModelCallCapture(CaptureStore(tmp_path), "policy")
+            StreamingResponse(said(), media_type=media_type), capture=ModelCallCapture(CaptureStore(tmp_path), "policy")
         )
         with rollout_context("3-1"):
             await app({"type": "http", "path": "/v1/chat/completions"}, receive, send)
