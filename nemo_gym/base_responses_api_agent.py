@@ -204,7 +204,8 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
         rollout_id = rollout_id.get("rollout_id") if isinstance(rollout_id, Mapping) else None
         if request is None or not isinstance(rollout_id, str):
             return url_path
-        is_captured = f"/{TOKEN_CAPTURE_PATH_SEGMENT}/" in request.url.path
+        path = getattr(getattr(request, "url", None), "path", None)  # stand-ins of tests may have none
+        is_captured = isinstance(path, str) and f"/{TOKEN_CAPTURE_PATH_SEGMENT}/" in path
         return rollout_path_prefix(rollout_id, token_capture=is_captured) + url_path
 
     def resolve_model_base_url(self, model_server_name: str, rollout_id: str | None = None) -> str:

@@ -1,6 +1,7 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from fastapi import FastAPI, Request
@@ -165,6 +166,18 @@ def test_while_nothing_is_recorded_agents_get_back_what_they_gave(config: dict[s
     assert agent.resolve_model_base_url("policy") == "http://10.0.0.1:81/v1"
     assert agent.url_path_for_request("/v1/responses", None) == "/v1/responses"
     assert agent.url_path_for_request("/v1/responses", MagicMock()) == "/v1/responses"
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Mock, MagicMock])
+def test_stand_ins_for_requests_carry_the_rollout_on_without_an_url(kind: type[Any]) -> None:
+    agent = agent_with()
+
+    assert agent.url_path_for_request("/v1/responses", kind(cookies={})) == "/v1/responses"
+    named = kind(path_params={"rollout_id": "3-1"}, cookies={})
+    assert agent.url_path_for_request("/v1/responses", named) == "/ng-rollout/3-1/v1/responses"
+    named.url = SimpleNamespace(path="/ng-rollout/3-1/training-token-capture/v1/responses")
+    asked = agent.url_path_for_request("/v1/responses", named)
+    assert asked == "/ng-rollout/3-1/training-token-capture/v1/responses"
 
 
 @pytest.mark.parametrize(
