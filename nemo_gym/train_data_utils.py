@@ -385,6 +385,8 @@ class TrainDataProcessor(BaseModel):
                 conflict with those of an earlier preparation.
         """
         config = TrainDataProcessorConfig.model_validate(_options(global_config))
+        if not config.output_dirpath:
+            raise ConfigError("+output_dirpath is empty; name the folder to write to, such as +output_dirpath=data")
         logger.info("== Load and validate server instance configs")
         agents = self.load_and_validate_server_instance_configs(config, global_config)
         logger.info("== Load datasets")

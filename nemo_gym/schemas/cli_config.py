@@ -295,7 +295,7 @@ class AttachConfig(BaseNeMoGymCLIConfig):
 class ServerFolderConfig(BaseNeMoGymCLIConfig):
     """Arguments of every command about one server."""
 
-    entrypoint: str = Field(min_length=1)
+    entrypoint: str
     """The folder of a server, such as resources_servers/my_env."""
 
 

@@ -132,7 +132,7 @@ class TrainDataProcessorConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_prepare_data`."""
 
     shortcuts = ("benchmark", "environment")
-    output_dirpath: str = Field(min_length=1)
+    output_dirpath: str
     """Folder for one file of rows and one of metrics per kind of data set."""
     mode: DataMode
     """train_preparation takes the train, validation and benchmark data sets of the configured agents,

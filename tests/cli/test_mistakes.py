@@ -104,6 +104,8 @@ MISTAKES = [
         "it has no `user` (is `usr` meant to be it?). It is YAML",
     ),
     ("prepare_data", [*MCQA[:1], "+mode=example", "+output_dirpath=d"], "; did you mean 'example_validation'?"),
+    ("prepare_data", [*MCQA[:1], "+mode=example_validation", "+output_dirpath="], "+output_dirpath is empty; name the"),
+    ("test", ["+entrypoint="], "+entrypoint=: name the folder of a server"),
     (
         "export",
         ["+input_jsonl_fpath=rows.jsonl", "+format=sft"],

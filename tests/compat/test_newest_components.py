@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from omegaconf import OmegaConf
 
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
@@ -26,12 +27,14 @@ from nemo_gym.base_responses_api_model import (
     _CaptureMiddleware,
     install_model_call_capture,
 )
+from nemo_gym.cli import RunConfig
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter, _usage_detail
 from nemo_gym.rollout_collection import NG_TRAJECTORY_KEY, _attach_trajectory_record
 from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
 from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
+from nemo_gym.train_data_utils import TrainDataProcessor, TrainDataProcessorConfig
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
 
 ASKED = NeMoGymResponseCreateParamsNonStreaming(input="hi")
@@ -223,3 +226,19 @@ def test_without_a_store_the_capture_only_takes_the_prefix_off() -> None:
 
     with TestClient(app) as caller:
         assert caller.post("/ng-rollout/3-1/v1/responses").json() == {"output": []}
+
+
+def test_arguments_can_be_built_without_a_folder_for_steps_that_need_none(tmp_path: Path) -> None:
+    (tmp_path / "demo.jsonl").write_text('{"responses_create_params": {"input": "hi"}}\n')
+    dataset = {"name": "demo", "type": "example", "jsonl_fpath": str(tmp_path / "demo.jsonl")}
+    agent = {"simple_agent": {"entrypoint": "app.py", "datasets": [dataset]}}
+    config = TrainDataProcessorConfig(output_dirpath="", mode="example_validation")
+    processor = TrainDataProcessor()
+
+    agents = processor.load_and_validate_server_instance_configs(
+        config, OmegaConf.create({"demo_agent": {"responses_api_agents": agent}})
+    )
+    metrics = processor.validate_samples_and_aggregate_metrics(agents)
+
+    assert metrics["example"].number_of_examples == 1
+    assert RunConfig(entrypoint="").entrypoint == ""
