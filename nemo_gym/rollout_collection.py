@@ -471,7 +471,9 @@ async def _raise_unless_run(response: ClientResponse, row: Row) -> None:
     except Exception as error:
         if is_global_aiohttp_client_request_debug_enabled():
             summary = json.dumps(request_debug_summary(row), sort_keys=True)
-            sys.stdout.write(f"{_DEBUG_MARKER} status={getattr(error, 'status', None)} row={summary}\n")
+            answered = getattr(response, "status", None)  # programs replace raise_for_status, and stand in for answers
+            status = answered if isinstance(answered, int) else getattr(error, "status", None)
+            sys.stdout.write(f"{_DEBUG_MARKER} status={status} row={summary}\n")
             sys.stdout.flush()
         raise
 

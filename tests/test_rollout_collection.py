@@ -102,6 +102,24 @@ def test_the_debug_summary_is_the_identity_and_nothing_else() -> None:
     }
 
 
+def test_the_mark_of_a_failed_request_has_the_status_of_its_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = MagicMock(spec=ServerClient)
+    client.post = AsyncMock(return_value=MagicMock(status=503))
+    monkeypatch.setattr(RolloutCollectionHelper, "setup_server_client", lambda self, head_server_config=None: client)
+    monkeypatch.setattr(rollout_collection, "raise_for_status", AsyncMock(side_effect=RuntimeError("without status")))
+    monkeypatch.setattr(rollout_collection, "is_global_aiohttp_client_request_debug_enabled", lambda: True)
+
+    async def first() -> None:
+        await next(iter(RolloutCollectionHelper().run_examples([{"agent_ref": {"name": "my_agent"}}])))
+
+    with pytest.raises(RuntimeError, match="without status"):
+        asyncio.run(first())
+
+    assert capsys.readouterr().out == '[rollout_collection] /run failed status=503 row={"agent_name": "my_agent"}\n'
+
+
 @pytest.mark.parametrize("debugging", [True, False])
 def test_a_failed_request_raises_the_original_exception_and_is_marked_when_debugging(
     debugging: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
