@@ -69,11 +69,24 @@ def component_search_roots(*, sys_path: list[Path] | None = None) -> list[Path]:
 
     `sys_path` holds further folders, to come after the extra roots.
     """
-    named = [Path(entry).expanduser().absolute() for entry in extra_roots()]
     unique: dict[Path, Path] = {}
-    for root in [*named, *(sys_path or ()), Path.cwd(), PARENT_DIR]:
+    for root in [*_named_roots(), *(sys_path or ()), Path.cwd(), PARENT_DIR]:
         unique.setdefault(root.resolve(), root)
     return list(unique.values())
+
+
+def _named_roots() -> list[Path]:
+    return [Path(entry).expanduser().absolute() for entry in extra_roots()]
+
+
+def install_root_of(file: str | None) -> Path:
+    """Return the extra root that holds a program's file; for any other program, the install root.
+
+    Programs of a checkout that is an extra root find their data below `nemo_gym.PARENT_DIR`.
+    """
+    place = None if file is None else Path(file).resolve()
+    roots = [root for root in (PARENT_DIR, *_named_roots()) if place and place.is_relative_to(root.resolve())]
+    return max(roots, key=lambda root: len(root.resolve().parts), default=PARENT_DIR)
 
 
 def search_servers_in_all_roots() -> None:

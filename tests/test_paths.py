@@ -1,6 +1,7 @@
 """Where relative paths are looked for."""
 
 import os
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from nemo_gym.paths import (
     PathTraversalError,
     candidates,
     component_search_roots,
+    install_root_of,
     require_path_inside,
     resolve_for_reading,
 )
@@ -31,6 +33,27 @@ def test_the_folders_hang_together() -> None:
     assert ROOT_DIR.parent == PARENT_DIR
     assert CACHE_DIR == WORKING_DIR / "cache"
     assert RESULTS_DIR == WORKING_DIR / "results"
+
+
+def test_parent_dir_is_the_extra_root_for_programs_that_lie_in_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = "from nemo_gym import PARENT_DIR\nimport nemo_gym\nassert nemo_gym.PARENT_DIR == PARENT_DIR\n"
+    for folder in ("theirs/resources_servers/quiz", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "app.py").write_text(program)
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+
+    def seen_by(file: str) -> Path:
+        found: Path = runpy.run_path(str(tmp_path / file))["PARENT_DIR"]
+        return found
+
+    assert seen_by("theirs/resources_servers/quiz/app.py") == PARENT_DIR
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", os.pathsep.join([str(tmp_path / "link"), str(PARENT_DIR.parent)]))
+    assert seen_by("theirs/resources_servers/quiz/app.py") == tmp_path / "link"
+    assert seen_by("elsewhere/app.py") == PARENT_DIR
+    assert install_root_of(str(PARENT_DIR / "resources_servers/code_gen/app.py")) == PARENT_DIR  # not the one around it
+    assert install_root_of(None) == PARENT_DIR
 
 
 def test_the_roots_are_extra_roots_then_the_current_folder_then_the_install_root(

@@ -250,6 +250,28 @@ def test_servers_that_use_what_they_do_not_list_are_moved_to_where_it_is_and_mak
     assert len([*(tmp_path / "cache/venvs").glob("*/bin/python")]) == 1
 
 
+def test_servers_of_an_extra_root_find_their_files_below_parent_dir(
+    theirs: Path, tmp_path: Path, wheels: Path, helper: RunHelper
+) -> None:
+    reading = """
+    from nemo_gym import PARENT_DIR
+
+    WORD = (PARENT_DIR / "resources_servers" / "their_env" / "data" / "word.txt").read_text()
+    """
+    app = dedent(ENVIRONMENT).replace("import defusedxml", dedent(reading)).replace("defusedxml.NAME", "WORD")
+    folder = write_server(
+        theirs, "resources_servers/their_env", app.replace("extracted_answer=text", "extracted_answer=WORD")
+    )
+    (folder / "data").mkdir()
+    (folder / "data" / "word.txt").write_text("theirs")
+    write_server(theirs, "responses_api_agents/their_agent", AGENT)
+    config = config_of(tmp_path, "their_env")
+
+    start(helper, config)
+
+    assert collect(config, ROW)["extracted_answer"] == "theirs"
+
+
 def test_servers_that_ask_for_a_newer_python_make_rollouts_and_are_named_in_a_warning(
     theirs: Path, tmp_path: Path, wheels: Path, helper: RunHelper, caplog: pytest.LogCaptureFixture
 ) -> None:
