@@ -64,6 +64,7 @@ _EXPORTS = {
     "WORKING_DIR": "paths",
     "component_search_roots": "paths",
     "resolve_for_reading": "paths",
+    "_resolve_under_cwd_or_install": "paths",
     "NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME": "keys",
     "BaseResourcesServerConfig": "base_resources_server",
     "SimpleResourcesServer": "base_resources_server",
@@ -104,7 +105,7 @@ __all__ = [  # noqa: PLE0604, RUF100
     "__package_name__",
     "__version__",
     "print_always_flushes",
-    *_EXPORTS,
+    *(name for name in _EXPORTS if not name.startswith("_")),
 ]
 
 OLD_PRINT = print

@@ -36,7 +36,7 @@ from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI, UnreadAnswer
 from nemo_gym.http.pace_books import Books
 from nemo_gym.http.pacing import SESSION, Pace, Pacer
 from nemo_gym.http.transports.memory import Answer
-from nemo_gym.keys import MODEL_ENDPOINTS_PATH, TOKEN_ID_CAPTURE_BLOCK
+from nemo_gym.keys import MODEL_ENDPOINTS_PATH, OBSERVABILITY_ENABLED_KEY_NAME, TOKEN_ID_CAPTURE_BLOCK
 from nemo_gym.observability.calls import (
     ModelCallRecord,
     aggregate_model_call_metrics,
@@ -114,6 +114,7 @@ __all__ = [
     "make_capture_store",
     "merge_model_call_capture_into_record",
     "model_call_capture_dirs_from_config",
+    "observability_enabled_from_config",
     "read_available_model_call_records",
     "read_model_call_records",
     "validated_answer",
@@ -124,6 +125,11 @@ logger = logging.getLogger(__name__)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _CaptureMiddleware = ModelCallCaptureMiddleware
 """The name that programs of the original import."""
+
+
+def observability_enabled_from_config(global_config_dict: Any) -> bool:
+    """Return whether the config of a run asks for captured model calls."""
+    return isinstance(global_config_dict, Mapping) and bool(global_config_dict.get(OBSERVABILITY_ENABLED_KEY_NAME))
 
 
 class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):

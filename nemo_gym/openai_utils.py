@@ -243,6 +243,7 @@ _LAZY = {
     "JsonObject": _ANSWERS,
     "NeMoGymAsyncOpenAI": _CLIENT,
     "RATE_LIMIT_ERROR_CODES": _CLIENT,
+    "MAX_NUM_TRIES": _CLIENT,
     "RETRY_ERROR_CODES": _CLIENT,
     "validated_json": _ANSWERS,
 }

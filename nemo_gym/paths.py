@@ -116,6 +116,10 @@ def resolve_for_reading(path: str | Path, accept: Callable[[Path], bool] = Path.
     return next((place for place in places if accept(place)), places[0])
 
 
+def _resolve_under_cwd_or_install(rel_path: str | Path, *, validator: Callable[[Path], bool] | None = None) -> Path:
+    return resolve_for_reading(rel_path, validator or Path.exists)
+
+
 def near_files(path: str | Path, limit: int = 3) -> list[str]:
     """Files that may be meant by a path that leads nowhere, the likeliest first, written as `path` was.
 

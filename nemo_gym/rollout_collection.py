@@ -112,7 +112,7 @@ logger = logging.getLogger(__name__)
 _DEBUG_MARKER = "[rollout_collection] /run failed"
 
 _DEFAULT_MAX_ROLLOUT_ATTEMPTS = DEFAULT_MAX_ROLLOUT_ATTEMPTS
-_get_max_rollout_attempts = max_attempts_from_environment
+_get_max_rollout_attempts = get_max_rollout_attempts = max_attempts_from_environment
 _rollout_request_debug_summary = request_debug_summary
 
 _LATER = {

@@ -181,6 +181,9 @@ class ServerClient(BaseModel):
             return head, base_url(head)
         return self._addresses.look_up(self.global_config_dict, server_name)
 
+    def _resolve_base_url(self, server_name: str) -> str:
+        return self._address_of(server_name)[1]
+
     def _build_server_base_url(self, server_config_dict: Any) -> str:
         return base_url(Address(server_config_dict["host"], server_config_dict["port"]))
 

@@ -7,6 +7,34 @@ from typing import Any
 
 from nemo_gym.sandbox.providers.base import SandboxExecResult, SandboxPtyError, SandboxPtySession
 
+CPU_CAP_ENV_VARS = (
+    "OMP_NUM_THREADS",
+    "OMP_THREAD_LIMIT",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "PYTHON_CPU_COUNT",
+    "NUMBA_NUM_THREADS",
+    "LOKY_MAX_CPU_COUNT",
+    "POLARS_MAX_THREADS",
+    "PYTEST_XDIST_AUTO_NUM_WORKERS",
+    "DJANGO_TEST_PROCESSES",
+    "GOMAXPROCS",
+    "CARGO_BUILD_JOBS",
+    "RAYON_NUM_THREADS",
+    "RUST_TEST_THREADS",
+    "UV_THREADPOOL_SIZE",
+    "CMAKE_BUILD_PARALLEL_LEVEL",
+)
+"""Variables by which programs decide how many processors they use."""
+
+
+def cpu_cap_env(cpu: float | None) -> dict[str, str]:
+    """Return variables that keep the programs of a sandbox to its processors; none for a sandbox without a limit."""
+    return {} if cpu is None else dict.fromkeys(CPU_CAP_ENV_VARS, str(max(1, int(cpu))))
+
 
 def rewrite_image(image: str | None, rewrites: list[dict[str, str]]) -> str | None:
     """The image under its other name: the first of `{from, to}` whose `from` it begins with decides.

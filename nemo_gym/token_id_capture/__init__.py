@@ -5,3 +5,14 @@ keeps one `TokenEntry` per call (`records`), by way of a context variable (`sink
 framework wants them (`protocols`). Afterwards the calls of a rollout are joined into the conversation they make
 (`builder`), and its items get their ids back (`consumer`, `delivery`). Whatever is in doubt masks the rollout.
 """
+
+from importlib import import_module
+from typing import Any
+
+_LATER = {"current_capture_context": "nemo_gym.token_id_capture.sink"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

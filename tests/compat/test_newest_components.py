@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from omegaconf import OmegaConf
 
+from nemo_gym import PARENT_DIR, _resolve_under_cwd_or_install
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseVerifyRequest,
@@ -26,14 +27,19 @@ from nemo_gym.base_responses_api_model import (
     SimpleResponsesAPIModel,
     _CaptureMiddleware,
     install_model_call_capture,
+    observability_enabled_from_config,
 )
 from nemo_gym.cli import RunConfig
+from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.path_utils import aggregate_metrics_path_for, materialized_path_for
 from nemo_gym.responses_converter import ResponsesConverter, VLLMConverter, _usage_detail
 from nemo_gym.rollout_collection import NG_TRAJECTORY_KEY, _attach_trajectory_record
 from nemo_gym.rollout_observability import TrajectoryRecord
+from nemo_gym.sandbox.utils import CPU_CAP_ENV_VARS, cpu_cap_env
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
 from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
+from nemo_gym.token_id_capture import current_capture_context
 from nemo_gym.train_data_utils import TrainDataProcessor, TrainDataProcessorConfig
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
 
@@ -242,3 +248,25 @@ def test_arguments_can_be_built_without_a_folder_for_steps_that_need_none(tmp_pa
 
     assert metrics["example"].number_of_examples == 1
     assert RunConfig(entrypoint="").entrypoint == ""
+
+
+def test_small_helpers_that_components_import_do_what_their_names_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = {"host": "127.0.0.1", "port": 81, "entrypoint": "app.py"}
+    servers = OmegaConf.create({"policy": {"responses_api_models": {"vllm_model": block}}})
+    client = ServerClient(head_server_config=BaseServerConfig(host="127.0.0.1", port=80), global_config_dict=servers)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quiz.yaml").write_text("")
+
+    assert client._resolve_base_url("policy") == "http://127.0.0.1:81"
+    assert cpu_cap_env(None) == {}
+    assert cpu_cap_env(2.9) == dict.fromkeys(CPU_CAP_ENV_VARS, "2")
+    assert cpu_cap_env(0.5)["OMP_NUM_THREADS"] == "1"
+    assert _resolve_under_cwd_or_install("quiz.yaml") == tmp_path / "quiz.yaml"
+    assert _resolve_under_cwd_or_install("nemo_gym", validator=Path.is_dir) == PARENT_DIR / "nemo_gym"
+    assert materialized_path_for("out/r.jsonl") == Path("out/r_materialized_inputs.jsonl")
+    assert aggregate_metrics_path_for("out/r.jsonl") == Path("out/r_aggregate_metrics.json")
+    assert observability_enabled_from_config(OmegaConf.create({"observability_enabled": True}))
+    assert not observability_enabled_from_config(MagicMock())
+    assert current_capture_context() is None

@@ -1045,9 +1045,25 @@ AUGUST_2026 = {
 OCTOBER_2026 = {  # those that components of that version need before they can be imported or run
     "nemo_gym.server_utils": """
         BaseServer.ray_enabled
+        ServerClient._resolve_base_url(server_name)
         SimpleServer.ray_enabled
     """,
-    "nemo_gym.base_responses_api_model": "_CaptureMiddleware",
+    "nemo_gym": "_resolve_under_cwd_or_install(rel_path, *, validator=)",
+    "nemo_gym.base_responses_api_model": """
+        _CaptureMiddleware
+        observability_enabled_from_config(global_config_dict)
+    """,
+    "nemo_gym.openai_utils": "MAX_NUM_TRIES=3",
+    "nemo_gym.path_utils": """
+        aggregate_metrics_path_for(output_fpath)
+        materialized_path_for(output_fpath)
+    """,
+    "nemo_gym.sandbox.providers": "create_provider(config)",
+    "nemo_gym.sandbox.utils": """
+        CPU_CAP_ENV_VARS
+        cpu_cap_env(cpu)
+    """,
+    "nemo_gym.token_id_capture": "current_capture_context()",
     "nemo_gym.responses_converter": """
         ResponsesConverter._extract_reasoning_from_content(content)
         ResponsesConverter._wrap_reasoning_in_think_tags(texts)
@@ -1056,7 +1072,10 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
         _usage_detail(usage, group, name, *top_level_aliases)
         uuid4
     """,
-    "nemo_gym.rollout_collection": "_attach_trajectory_record(row, result=)",
+    "nemo_gym.rollout_collection": """
+        _attach_trajectory_record(row, result=)
+        get_max_rollout_attempts()
+    """,
     "nemo_gym.sandbox.providers.apptainer.provider": "ApptainerProvider",
     "nemo_gym.sandbox.providers.docker.provider": "DockerProvider",
 }
