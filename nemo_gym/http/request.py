@@ -17,6 +17,7 @@ import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -114,12 +115,26 @@ class FailedTry(NamedTuple):
     """By `time.monotonic`."""
 
 
-async def request(method: str, url: str, _internal: bool = False, **kwargs: Any) -> ClientResponse:
+async def request(
+    method: str,
+    url: str,
+    _internal: bool = False,
+    _max_connection_retries: int | None = None,
+    _server_name: str | None = None,
+    **kwargs: Any,
+) -> ClientResponse:
     """Send one request, with aiohttp's keyword arguments, and return the answer whatever its status.
 
-    `_internal` marks calls between servers of one run; it only shows in the words of an error.
+    `_internal` marks calls between servers of one run. It and `_server_name` only show in the words of an error.
     """
-    return await send(method, lambda: url, with_json_body(kwargs), internal=_internal)
+    return await send(
+        method,
+        lambda: url,
+        with_json_body(kwargs),
+        internal=_internal,
+        server_name=_server_name,
+        max_retries=_max_connection_retries,
+    )
 
 
 async def send(
@@ -131,12 +146,14 @@ async def send(
     server_name: str | None = None,
     not_sent: Callable[[], None] = lambda: None,
     failed: "FailedTry | None" = None,
+    max_retries: int | None = None,
 ) -> ClientResponse:
     """Send one request; `choose_url` is asked before every try, `not_sent` told of tries that reached nobody.
 
     `failed` is a first try that its caller has made.
     """
-    tries = Tries(current_settings().retry_between_servers)
+    policy = current_settings().retry_between_servers
+    tries = Tries(policy if max_retries is None else replace(policy, max_tries=max_retries + 1))
     if failed is not None:
         tries.started_s = failed.started_s
     while True:
@@ -391,14 +408,18 @@ def _plain(value: Any) -> Any:
     raise TypeError  # orjson words it, naming the type
 
 
-async def raise_for_status(response: ClientResponse) -> None:
-    """Raise `ServerResponseError` with the body of the answer if its status is an error."""
+async def raise_for_status(response: ClientResponse, content: bytes | None = None) -> None:
+    """Raise `ServerResponseError` with the body of the answer if its status is an error.
+
+    Whoever has read the body passes it as `content`.
+    """
     if response.ok:
         return
-    try:
-        content = _as_bytes(await response.read())
-    except (aiohttp.ClientError, TimeoutError):
-        content = b""
+    if content is None:
+        try:
+            content = _as_bytes(await response.read())
+        except (aiohttp.ClientError, TimeoutError):
+            content = b""
     if is_global_aiohttp_client_request_debug_enabled():
         url, method = _asked(response)
         said = without_sent_secrets(content, response).decode(errors="replace")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
+import aiohttp
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -38,10 +39,11 @@ from nemo_gym.rollout_collection import NG_TRAJECTORY_KEY, _attach_trajectory_re
 from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.sandbox.utils import CPU_CAP_ENV_VARS, cpu_cap_env
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion
-from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer
+from nemo_gym.server_utils import BaseServer, ServerClient, SimpleServer, raise_for_status, request
 from nemo_gym.token_id_capture import current_capture_context
 from nemo_gym.train_data_utils import TrainDataProcessor, TrainDataProcessorConfig
 from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
+from tests.ports import free_port
 
 ASKED = NeMoGymResponseCreateParamsNonStreaming(input="hi")
 
@@ -270,3 +272,20 @@ def test_small_helpers_that_components_import_do_what_their_names_say(
     assert observability_enabled_from_config(OmegaConf.create({"observability_enabled": True}))
     assert not observability_enabled_from_config(MagicMock())
     assert current_capture_context() is None
+
+
+def test_a_request_is_tried_as_often_as_its_caller_says_and_its_error_names_the_server() -> None:
+    url = f"http://127.0.0.1:{free_port()}/"
+
+    with pytest.raises(aiohttp.ClientError, match=r"'policy', .* \(tries: 2, "):
+        asyncio.run(request("GET", url, _internal=True, _max_connection_retries=1, _server_name="policy"))
+
+
+def test_an_error_carries_the_body_that_its_caller_has_read() -> None:
+    answer = MagicMock(ok=False, status=503, headers={}, method="GET")
+
+    with pytest.raises(aiohttp.ClientResponseError) as raised:
+        asyncio.run(raise_for_status(answer, b"busy"))
+
+    assert (raised.value.status, raised.value.response_content) == (503, b"busy")  # type: ignore[attr-defined]
+    answer.read.assert_not_called()

@@ -1046,6 +1046,8 @@ OCTOBER_2026 = {  # those that components of that version need before they can b
     "nemo_gym.server_utils": """
         BaseServer.ray_enabled
         ServerClient._resolve_base_url(server_name)
+        raise_for_status(response, content=)
+        request(method, url, _internal=, _max_connection_retries=, _server_name=, **kwargs)
         SimpleServer.ray_enabled
     """,
     "nemo_gym": "_resolve_under_cwd_or_install(rel_path, *, validator=)",

@@ -200,8 +200,8 @@ def test_a_redirect_to_another_origin_takes_no_credentials_along(run: Run, is_wh
                 answer = once(plain(b"", "307 Temporary Redirect", there))
                 port = (await peers.enter_async_context(peer_on(answer))).port
             headers = {**CREDENTIALS, "Accept-Language": "kept"}
-            url, options = f"http://127.0.0.1:{port}/", {"headers": headers, "data": b"{}"}
-            answered = await request("POST", url, _internal=is_whole, **options)
+            url = f"http://127.0.0.1:{port}/"
+            answered = await request("POST", url, _internal=is_whole, headers=headers, data=b"{}")
             return told(await answered.read())
 
     _, headers, body = run(call())
