@@ -285,8 +285,8 @@ class RolloutCollectionHelper(BaseModel):
         post: Post = partial(self._post, client)
         if watch is not None:
             post = RunPost(client, run_id(run.config.paths.rollouts), _raise_unless_run).post
-        is_resumed = run.is_resumed and watch is not None
-        async with scoring_first(run.store.paths, client, post) if is_resumed else nullcontext(post) as sending:
+        scoring = scoring_first(run.store.paths, client, post, is_resumed=run.is_resumed)
+        async with nullcontext(post) if watch is None else scoring as sending:
             await roll_out(
                 run,
                 plan,

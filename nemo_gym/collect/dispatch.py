@@ -376,7 +376,7 @@ class Dispatch:
         self._stall.sign_of_life(self._loop.time())
         if failure is None and self._servers is not None:
             self._servers.sign_of_life(pending.agent)
-        is_final = is_last or failure is None or failure.is_hopeless
+        is_final = is_last or failure is None or failure.is_final_in_run
         is_final = is_final or pending.number >= self._attempts_left(pending.row)
         attempt = pending.ended(result, failure, is_final=is_final, is_timed=not self._settings.post_keeps_time)
         self._ended.append(attempt)
@@ -384,7 +384,7 @@ class Dispatch:
             stop = self._rules.after_success(pending.agent, is_final=is_final)
         else:
             oldest = next(iter(self._in_flight), None)
-            verdict = verdict_on(attempt, pending.agent, pending.order)
+            verdict = verdict_on(attempt, pending.agent, pending.order, pending.number)
             stop = self._rules.after(verdict, self._starts if oldest is None else oldest.order)
         if failure is not None:
             self._tell_of_first(pending, failure)

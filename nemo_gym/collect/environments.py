@@ -13,7 +13,9 @@ from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +27,13 @@ from aiohttp import ClientTimeout
 from omegaconf import OmegaConf
 
 from nemo_gym.collect.dispatch import Post
-from nemo_gym.collect.failures import TimesOfBefore
+from nemo_gym.collect.failures import TimesOfBefore, failure_of
 from nemo_gym.config.instances import server_refs
 from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.http.addresses import server_names
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.request import get_response_json, raise_for_status
+from nemo_gym.http.run_answers import whole_response_in
 from nemo_gym.keys import (
     AGENT_REF_KEY_NAME,
     AGENTS_TYPE,
@@ -46,6 +49,7 @@ from nemo_gym.runs.index import RecordIndex, RecordReader
 from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.read import plain_records, records
 from nemo_gym.runs.record import (
+    ENDED_AT_KEY,
     FAILURE_MESSAGE_KEY,
     NG_FAILURE_CLASS_KEY,
     PREVIOUS_VERDICT_KEY,
@@ -53,11 +57,13 @@ from nemo_gym.runs.record import (
     FailureClass,
     KeySet,
     Result,
+    RolloutKey,
     Row,
     agent_name_of,
     key_or_none,
     plain_key,
     unscored_response,
+    utc_text,
 )
 from nemo_gym.runs.rows import Repeats
 from nemo_gym.terminal import shown
@@ -389,44 +395,81 @@ class Environments:
 
 
 @asynccontextmanager
-async def scoring_first(paths: RolloutPaths, client: ServerClient, post: Post) -> AsyncIterator[Post]:
-    """A way to send the rows of a resumed run: what earlier ones only failed to score goes straight to be scored.
+async def scoring_first(
+    paths: RolloutPaths, client: ServerClient, post: Post, *, is_resumed: bool
+) -> AsyncIterator[Post]:
+    """Yield a way to send rows that has a response scored if it was made before and only its verdict is missing.
 
-    Once each; if that fails, too, or the environment needs the live session, the agent is asked as ever.
+    The attempt before left it, or an earlier run in its failures. What is of an earlier run is scored once; if that
+    fails, too, or the environment needs the live session, the agent is asked as ever.
     """
+    if not is_resumed:
+        yield _ScoringFirst(client, post, None).post
+        return
     with StoredResponses(paths, only_failures=True) as stored:
-        if not len(stored.unscored):
-            yield post
-            return
-        environments = Environments(client)
-        usable = await _usable(environments, stored.agents())
-        tried = KeySet()
-
-        async def score_or_send(row: Row) -> Any:
-            key = key_or_none(row)
-            if agent_name_of(row) not in usable or key is None or key not in stored.unscored or not tried.add(key):
-                return await post(row)
-            if len(tried) == 1:
-                logger.info("What earlier runs failed to score is scored without asking the agent again")
-            found = stored.find(row)
-            assert found is not None
-            return await environments.verdict(row, found)
-
-        yield score_or_send
+        sending = _ScoringFirst(client, post, stored)
+        for agent in stored.agents() if len(stored.unscored) else ():
+            await sending.is_usable(agent)
+        yield sending.post
 
 
-async def _usable(environments: Environments, agents: Iterable[str]) -> set[str]:
-    """The agents whose environment can score without a session; one that cannot say so is not asked to."""
-    usable = set()
-    for agent in agents:
+class _ScoringFirst:
+    """Sends rows to their agents, or the responses that were made for them to be scored."""
+
+    def __init__(self, client: ServerClient, post: Post, stored: StoredResponses | None) -> None:
+        self._client, self._post, self._stored = client, post, stored
+        self._tried = KeySet()
+        """The rollouts of earlier runs that were sent to be scored."""
+        self._unscored: dict[RolloutKey, Stored] = {}
+        """Those of this run that are to be scored when they are tried again."""
+        self._usable: dict[str, bool] = {}
+        """By agent whether its environment can score without the live session."""
+
+    @cached_property
+    def _environments(self) -> Environments:
+        return Environments(self._client)
+
+    async def post(self, row: Row) -> Any:
+        """The answer of the agent or, if it has a response of before, the verdict on that."""
+        key = key_or_none(row)
+        kept = None if key is None else self._unscored.get(key)
+        found = kept or (None if key is None else self._stored_for(row, key))
+        if found is not None:
+            verdict = await self._environments.verdict(row, found)
+            if key is not None:
+                self._unscored.pop(key, None)
+            return verdict
+        began = datetime.now(UTC)
         try:
-            found = await environments.ask_modes([agent])
-        except (ConfigError, GymError, OSError, aiohttp.ClientError) as error:
-            logger.info("Rollouts of %s are made again rather than scored: %s", shown(agent), shown(error, 500))
-            continue
-        if all(environment.mode.is_safe for environment in found):
-            usable.add(agent)
-    return usable
+            return await self._post(row)
+        except Exception as error:
+            agent, response = agent_name_of(row) or "", whole_response_in(error)
+            is_tried_again = response is not None and not failure_of(error, agent).is_final_in_run
+            if key is not None and is_tried_again and await self.is_usable(agent):
+                record = {STARTED_AT_KEY: utc_text(began), ENDED_AT_KEY: utc_text(datetime.now(UTC))}
+                self._unscored[key] = Stored(record, response or {}, is_failure=True)
+            raise
+
+    async def is_usable(self, agent: str) -> bool:
+        """Whether the environment of an agent can score without a session; one that cannot say so is not asked to."""
+        if agent not in self._usable:
+            try:
+                found = await self._environments.ask_modes([agent])
+            except (ConfigError, GymError, OSError, aiohttp.ClientError) as error:
+                logger.info("Rollouts of %s are made again rather than scored: %s", shown(agent), shown(error, 500))
+                found = []
+            self._usable[agent] = bool(found) and all(environment.mode.is_safe for environment in found)
+        return self._usable[agent]
+
+    def _stored_for(self, row: Row, key: RolloutKey) -> Stored | None:
+        stored = self._stored
+        if stored is None or key not in stored.unscored or not self._usable.get(agent_name_of(row) or ""):
+            return None
+        if not self._tried.add(key):
+            return None
+        if len(self._tried) == 1:
+            logger.info("What earlier runs failed to score is scored without asking the agent again")
+        return stored.find(row)
 
 
 def refusal(environments: Iterable[Environment]) -> str:

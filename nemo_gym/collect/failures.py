@@ -37,7 +37,7 @@ import aiohttp
 
 from nemo_gym.errors import GymError
 from nemo_gym.http.errors import ServerCallError, ServerResponseError, readable
-from nemo_gym.http.run_answers import failed_in, partial_of
+from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY, failed_in, partial_of
 from nemo_gym.jsonl import json_type
 from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME, TIMING_KEY_NAME
 from nemo_gym.retry import Backoff
@@ -122,6 +122,7 @@ _CLASS_LENGTH = 40
 _EXAMPLE_LENGTH = 500
 _LONGEST_NAME = 100
 _MESSAGE_BEGIN, _MESSAGE_END = 120, 220
+_VERIFY_PATH = "/verify "
 _TOLD_BY_AGENTS = ("calls", "calls_left_out")
 _MAX_CLASSES = 50
 _REST = "other classes"
@@ -207,13 +208,16 @@ def _of_answer(error: aiohttp.ClientResponseError, agent: str) -> Failure:
         text = readable(body if isinstance(body, bytes) else str(body))
         message = f"{_words(error)}: {text}" if text else _words(error)
         return Failure(_class_of(error.status, None, text), _cut(message), error.status, agent)
+    where = failed_in(error)
     return Failure(
         _class_of(error.error_status, error.error_class, readable(error.response_content)),
         _cut(error.error_message or error.line(_WORDS_LENGTH)),
         error.error_status,
         error.error_server or agent,
         partial_of(error),
-        failed_in(error),
+        VERIFY if where == VERIFY_REPEATEDLY else where,
+        error.error_raised,
+        where == VERIFY_REPEATEDLY,
     )
 
 
@@ -356,14 +360,14 @@ class Verdict(NamedTuple):
     """How many attempts were started before it."""
 
 
-def verdict_on(attempt: Attempt, agent: str, order: int = 0) -> Verdict:
-    """The attempt as the stop rules see it."""
+def verdict_on(attempt: Attempt, agent: str, order: int = 0, number: int = 1) -> Verdict:
+    """Return the attempt as the stop rules see it; in this run it was attempt `number` at its rollout."""
     failure_class: Any
     cause = ""
     if attempt.failure is not None:
         outcome = Outcome.FAILURE
         failure_class, message = attempt.failure.failure_class, attempt.failure.message
-        cause = _cause(attempt.failure) if attempt.failure.is_hopeless else ""
+        cause = _cause(attempt.failure, number)
     else:
         assert attempt.result is not None
         outcome = outcome_of(attempt.result)
@@ -376,9 +380,17 @@ def verdict_on(attempt: Attempt, agent: str, order: int = 0) -> Verdict:
     return Verdict(agent, key, outcome, attempt.is_final, failure_class, named, cause, order)
 
 
-def _cause(failure: Failure) -> str:
-    """Where and why it failed, without what differs from one request to the next."""
-    return f"{failure.server} {failure.status} {without_numbers(failure.message)}"
+def _cause(failure: Failure, number: int) -> str:
+    """Return where and why it failed, without what differs between requests; empty if other rollouts may succeed.
+
+    An exception in `/verify` counts at once, any other when it has come again. Each rollout counts once in a run.
+    """
+    if failure.is_hopeless:
+        return f"{failure.server} {failure.status} {without_numbers(failure.message)}"
+    if failure.raised is None or failure.failure_class is not FailureClass.AGENT_ERROR:
+        return ""
+    counts_from = 1 if failure.raised.startswith(_VERIFY_PATH) else 2
+    return f"{failure.server} {failure.raised}" if number == counts_from else ""
 
 
 @dataclass

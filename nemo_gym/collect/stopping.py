@@ -30,7 +30,7 @@ JUDGED_FROM = 20
 DOOMED_AFTER = 3
 """Different rollouts of an agent that must fail for want of a key or a model."""
 HOPELESS_AFTER = 5
-"""Rollouts refused for the same reason, and none that succeeded, that must be enough to know."""
+"""Rollouts that failed for the same reason, and none that succeeded, that must be enough to know."""
 _MAX_CAUSES = 100
 _SETTING_AT_FAULT: dict[str, str] = {
     FailureClass.AUTH: "the key was refused",
@@ -128,7 +128,7 @@ class StopRules:
         )
 
     def _if_hopeless(self, verdict: Verdict, oldest: float) -> Stop | None:
-        """Refusals come at once and answers take time: whatever was started before them may still succeed."""
+        """Failures may come at once and answers take time: whatever was started before them may still succeed."""
         cause, known = verdict.cause, self._refused
         if self.has_succeeded or not cause or (len(known) >= _MAX_CAUSES and cause not in known):
             return None
@@ -139,8 +139,8 @@ class StopRules:
             return None
         return Stop(
             StopKind.HOPELESS,
-            f"{HOPELESS_AFTER} rollouts were refused for the same reason and none succeeded, so the others would be, "
-            f"too: {shown(verdict.message, _SHOWN_LENGTH)}",
+            f"{HOPELESS_AFTER} rollouts failed for the same reason and none succeeded, so the others would, too: "
+            f"{shown(verdict.message, _SHOWN_LENGTH)}",
         )
 
     def _if_failing_fast(self, verdict: Verdict) -> Stop | None:

@@ -19,10 +19,9 @@ import os
 import re
 import socket
 import traceback
-from collections import deque
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -32,8 +31,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from nemo_gym import errors
 from nemo_gym.config.secrets import mask_url_passwords
 from nemo_gym.errors import ConfigError, GymError
+from nemo_gym.keys import SERVER_TYPES
 
 WORDS_LENGTH = 300
 _LINE_LENGTH = 1_000
@@ -49,11 +50,18 @@ ERROR_STATUS_HEADER = "x-nemo-gym-error-status"
 ERROR_SERVER_HEADER = "x-nemo-gym-error-server"
 ERROR_CLASS_HEADER = "x-nemo-gym-error-class"
 ERROR_MESSAGE_HEADER = "x-nemo-gym-error-message"
-ERROR_HEADERS = (ERROR_STATUS_HEADER, ERROR_SERVER_HEADER, ERROR_CLASS_HEADER, ERROR_MESSAGE_HEADER)
+ERROR_RAISED_HEADER = "x-nemo-gym-error-raised"
+ERROR_HEADERS = (
+    *(ERROR_STATUS_HEADER, ERROR_SERVER_HEADER, ERROR_CLASS_HEADER, ERROR_MESSAGE_HEADER),
+    ERROR_RAISED_HEADER,
+)
 """Headers of an error answer that describe the innermost failure; every hop passes them on unchanged."""
 
 _EXCERPT_LENGTH = 500
 _READ_AT_BEGINNING, _READ_AT_END = 12_288, 4_096
+_LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
+_NOT_OF_AUTHORS = tuple(f"{Path(file).parent}{os.sep}" for file in (os.__file__, errors.__file__))
+"""Folders of the standard library and of this package."""
 _QUOTED_BYTES = re.compile(r"^ *(?P<bytes>b(?:'[^\n]*'|\"[^\n]*\"))$", re.MULTILINE)
 _SHOWN_BYTES = 40
 _LOOKS = {
@@ -130,6 +138,12 @@ class ClientResponseError(GymError, aiohttp.ClientResponseError):
     def error_message(self) -> str | None:
         """The innermost failure on one line, if it was said."""
         text = self._header(ERROR_MESSAGE_HEADER)
+        return None if text is None else from_header(text)
+
+    @property
+    def error_raised(self) -> str | None:
+        """The path, the class and the line of code of an exception that nobody expected, if it was said."""
+        text = self._header(ERROR_RAISED_HEADER)
         return None if text is None else from_header(text)
 
     def _header(self, name: str) -> str | None:
@@ -294,8 +308,11 @@ def not_http(error: aiohttp.ClientResponseError) -> NotHttpAnswerError | None:
     return NotHttpAnswerError.of(" ".join(reason.split())[:200], beginning)
 
 
-def failure_headers(error: BaseException, server_name: str, line: str = "") -> dict[str, str]:
-    """The headers that tell callers of `server_name` where the failure behind `error` began, and `line` about it."""
+def failure_headers(error: BaseException, server_name: str, line: str = "", raised: str = "") -> dict[str, str]:
+    """The headers that tell callers of `server_name` where the failure behind `error` began, and `line` about it.
+
+    `raised` is the path, the class and the line of code of an exception that nobody expected.
+    """
     if isinstance(error, ServerResponseError) and error.error_server is not None:
         received: Mapping[str, str] = error.headers or {}
         said = {ERROR_MESSAGE_HEADER: as_header(line)} if line else {}
@@ -309,6 +326,8 @@ def failure_headers(error: BaseException, server_name: str, line: str = "") -> d
     }
     if line:
         described[ERROR_MESSAGE_HEADER] = as_header(line)
+    if raised:
+        described[ERROR_RAISED_HEADER] = as_header(raised)
     return {header: value.encode("ascii", "replace").decode("ascii") for header, value in described.items()}
 
 
@@ -398,17 +417,34 @@ def _listed(texts: Iterable[str]) -> str:
     return "; ".join(said[:_SHOWN_PROBLEMS]) + ("; …" if len(said) > _SHOWN_PROBLEMS else "")
 
 
-def raised_in(error: BaseException, path: str) -> str:
-    """What an exception that nobody expected says to those who do not see its traceback."""
+def raised_in(error: BaseException, path: str, log: str = "its log") -> str:
+    """Return what an exception that nobody expected says to those who do not see its traceback, which `log` has."""
     text, place = cut(str(error)), place_of(error)
     said, where = f": {text}" if text else "", f", {place}" if place else ""
-    return f"{path} raised {type(error).__name__}{said}{where}; its log has the traceback"
+    return f"{path} raised {type(error).__name__}{said}{where}; {log} has the traceback"
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception was raised, as `folder/file.py line 5`; empty if it was not."""
-    frames = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
-    return "".join(f"{'/'.join(PurePath(it.f_code.co_filename).parts[-2:])} line {line}" for it, line in frames)
+    """Return where an exception was raised, as `folder/file.py line 5`; empty if it was not.
+
+    This is the innermost line that an author of a server wrote, before those of libraries and our own.
+    """
+    frames = [(it.f_code.co_filename, line) for it, line in traceback.walk_tb(error.__traceback__)]
+    if not frames:
+        return ""
+    file, line = next((each for each in reversed(frames) if _is_of_author(each[0])), frames[-1])
+    parts = PurePath(file).parts
+    start = next((at for at in reversed(range(len(parts))) if parts[at] in SERVER_TYPES), len(parts) - 2)
+    return f"{'/'.join(parts[max(start, 0) :])} line {line}"
+
+
+def _is_of_author(file: str) -> bool:
+    """Return whether a file of code belongs neither to this package nor to a library; servers always count."""
+    parts = PurePath(file).parts
+    libraries = [at for at, part in enumerate(parts) if part in _LIBRARY_FOLDERS]
+    if libraries:
+        return parts[libraries[-1] + 1] in SERVER_TYPES
+    return not file.startswith(("<", *_NOT_OF_AUTHORS))
 
 
 def as_header(line: str) -> str:

@@ -34,6 +34,8 @@ LEFT_OUT = "_ng_items_left_out"
 """Of a response that was too long: how many of its last items are missing."""
 VERIFY = "verify"
 """What `failed_in` says of a rollout that was only not scored."""
+VERIFY_REPEATEDLY = "verify_repeatedly"
+"""The same, if the environment was asked several times and failed every time."""
 _PARTIAL_RESPONSE = "_ng_partial_response"
 _FAILED_IN = "_ng_failed_in"
 CALLS_HEADER = "x-nemo-gym-calls"
@@ -188,7 +190,7 @@ def _told(value: str | bytes) -> dict[str, Any]:
 def keep_partial(error: BaseException, response: Any, failed_in: str | None = None) -> None:
     """Note on `error` what there was of the response when it was raised; the first to say so knows best.
 
-    `failed_in` is `VERIFY` when the response is whole and only its verdict is missing.
+    `failed_in` is `VERIFY` or `VERIFY_REPEATEDLY` when the response is whole and only its verdict is missing.
     """
     if response is not None and partial_of(error) is None:
         setattr(error, _PARTIAL_RESPONSE, response)
@@ -203,6 +205,22 @@ def partial_of(error: BaseException) -> Any:
 def failed_in(error: BaseException) -> str | None:
     """In which call, if that was noted on `error`."""
     return getattr(error, _FAILED_IN, None)
+
+
+def whole_response_in(error: BaseException) -> dict[str, Any] | None:
+    """Return the response that was noted on `error`, if it is whole and only its verdict is missing."""
+    response = partial_of(error)
+    is_whole = (
+        failed_in(error) in (VERIFY, VERIFY_REPEATEDLY) and isinstance(response, dict) and LEFT_OUT not in response
+    )
+    return response if is_whole else None
+
+
+def told_of_call(failed_in: str | None) -> dict[str, Any]:
+    """Return what an error answer says of the call that broke off."""
+    if failed_in == VERIFY_REPEATEDLY:
+        return {"failed_in": VERIFY, "repeatedly": True}
+    return {} if failed_in is None else {"failed_in": failed_in}
 
 
 def partial_is_wanted(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -256,6 +274,7 @@ def taken_apart(body: bytes, headers: Mapping[str, str]) -> ErrorBody:
         return ErrorBody(body)
     try:
         both = orjson.loads(body)
-        return ErrorBody(orjson.dumps(both["error"]), bounded_response(both["partial_response"]), both.get("failed_in"))
+        where = VERIFY_REPEATEDLY if both.get("repeatedly") else both.get("failed_in")
+        return ErrorBody(orjson.dumps(both["error"]), bounded_response(both["partial_response"]), where)
     except (ValueError, TypeError, KeyError, AttributeError):
         return ErrorBody(body)

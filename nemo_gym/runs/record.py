@@ -204,6 +204,7 @@ _INFRASTRUCTURE = {
 }
 _TELLS_NOTHING_OF_RUN = {FailureClass.CANCELLED, FailureClass.STRAGGLER}
 _DOOMS_AGENT = {FailureClass.AUTH, FailureClass.MODEL_NOT_FOUND}
+_OF_A_VERIFIER = (FailureClass.AGENT_ERROR, FailureClass.JUDGE_FAILED)
 _CANNOT_SUCCEED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Statuses with which the same request will be answered again."""
 
@@ -222,6 +223,16 @@ class Failure:
     """What there was of the response by then, if the agent said so."""
     failed_in: str | None = None
     """In which call it happened, if the agent said so."""
+    raised: str | None = None
+    """The path, the class and the line of code of an exception that nobody expected, if a server said so."""
+
+    is_asked_again: bool = False
+    """Whether the agent has asked the environment for the verdict several times."""
+
+    @property
+    def is_final_in_run(self) -> bool:
+        """Whether nothing is tried again in this run: it would fail again, or the verifier has failed repeatedly."""
+        return self.is_hopeless or (self.is_asked_again and self.failure_class in _OF_A_VERIFIER)
 
     @property
     def is_hopeless(self) -> bool:

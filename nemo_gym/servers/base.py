@@ -28,7 +28,7 @@ from nemo_gym.global_config import get_first_server_config_dict, get_global_conf
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.settings import replaceable
 from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
-from nemo_gym.keys import SESSION_SECRET_KEY_NAME
+from nemo_gym.keys import NEMO_GYM_LOG_DIR_KEY_NAME, SESSION_SECRET_KEY_NAME
 from nemo_gym.log import prefix_output
 from nemo_gym.paths import RESULTS_DIR
 from nemo_gym.process_inputs import require_instance
@@ -175,7 +175,8 @@ class SimpleServer(BaseServer):
         """
         if _position(app, ErrorMiddleware) is not None:
             return
-        failures = Failures(self.get_session_middleware_key(), self.config.name)
+        log_folder = self._run_config().get(NEMO_GYM_LOG_DIR_KEY_NAME)
+        failures = Failures(self.get_session_middleware_key(), self.config.name, log_folder)
         layer = Middleware(ErrorMiddleware, failures=failures)
         session_at = _position(app, SessionMiddleware)
         if session_at is not None:

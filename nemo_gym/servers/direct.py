@@ -153,7 +153,8 @@ class DirectLane:
                 answer = await self._failed(error, scope, receive)
             answer = self._with_headers(answer, session, log)
             if self._lifetimes is not None:
-                await self._lifetimes.request_answered(scope)
+                status = answer.status if isinstance(answer, Answer) else answer.status_code
+                await self._lifetimes.request_answered(scope, status)
             return answer
         finally:
             RUNNING_INSTANCE.reset(token)

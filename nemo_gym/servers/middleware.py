@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
+from pathlib import PurePath
 from typing import Any
 
 import aiohttp
@@ -53,9 +54,11 @@ def json_response(content: Any, status: int, headers: Mapping[str, str] | None =
 class Failures:
     """What a server says when something in it failed."""
 
-    def __init__(self, server_key: str, instance_name: str) -> None:
+    def __init__(self, server_key: str, instance_name: str, log_folder: object = None) -> None:
+        """Name the server's log in messages if it is in a `log_folder`; otherwise it is what the launcher prints."""
         self.server_key = server_key
         self.instance_name = instance_name
+        self._log = f"{PurePath(str(log_folder), instance_name)}.log" if log_folder else "its log"
 
     def origin_headers(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """What an error answer of this server's own needs in addition, to say that it failed here."""
@@ -69,20 +72,19 @@ class Failures:
 
     def answer(self, error: BaseException, scope: Scope) -> Response:
         """The 500 that callers, and models reading a tool's output, know."""
-        path = scope["path"]
+        path = without_rollout_prefix(scope["path"])
         content = getattr(error, "response_content", None)
         if isinstance(content, bytes):
             text = f"Hit an exception in {self.server_key} calling an inner server: {unwrapped(content)!r}"
         else:
             text = repr(error) if isinstance(error, Exception) else "An unknown error occurred"
-        headers = failure_headers(error, self.instance_name, self._line(error, path))
+        headers = failure_headers(error, self.instance_name, self._line(error, path), _raised(error, path))
         partial_response = run_answers.partial_of(error)
         if partial_response is not None and run_answers.partial_is_wanted(scope["headers"]):
             kept = run_answers.bounded_response(partial_response)
             if kept is not None:
                 both: dict[str, Any] = {"error": text, "partial_response": kept}
-                if run_answers.failed_in(error) is not None:
-                    both["failed_in"] = run_answers.failed_in(error)
+                both |= run_answers.told_of_call(run_answers.failed_in(error))
                 return json_response(
                     both, HTTPStatus.INTERNAL_SERVER_ERROR, {**headers, run_answers.HAS_PARTIAL: "true"}
                 )
@@ -90,9 +92,9 @@ class Failures:
 
     def _line(self, error: BaseException, path: str) -> str:
         """The failure on one line; it is logged where it began, and there once for all that are alike."""
-        if not isinstance(error, GymError | aiohttp.ClientResponseError):
-            line = raised_in(error, path)
-            kind = f"{path} {type(error).__name__} {place_of(error)}"
+        kind = _raised(error, path)
+        if kind:
+            line = raised_in(error, path, self._log)
             logger.error(
                 "%s: %s raised %s",
                 self.instance_name,
@@ -114,7 +116,14 @@ class Failures:
         return line
 
 
-def _is_told_elsewhere(error: Exception) -> bool:
+def _raised(error: BaseException, path: str) -> str:
+    """Return path, class and line of code of an exception that nobody expected; empty for one that is expected."""
+    if isinstance(error, GymError | aiohttp.ClientResponseError):
+        return ""
+    return f"{path} {type(error).__name__} {place_of(error)}"
+
+
+def _is_told_elsewhere(error: BaseException) -> bool:
     """Whether the server where a failure began has logged it, or the first that was told of it.
 
     What an author's code refuses with an `HTTPException` is often part of the play, such as a tool's answer to a model,

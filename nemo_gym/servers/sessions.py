@@ -24,6 +24,7 @@ from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from hashlib import blake2b
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import cookie_parser
@@ -244,9 +245,10 @@ class SessionLifetimes:
         self._last_seen[session_id] = time.monotonic()  # the longest unseen stay in front
         await self._end_idle_sessions()
 
-    async def request_answered(self, scope: Scope) -> None:
-        """End the session if this was its last request."""
-        if scope["path"] == "/end_session" or (scope["path"] == "/verify" and _says_it_is_over(scope)):
+    async def request_answered(self, scope: Scope, status: int) -> None:
+        """End the session if this was its last request; a `/verify` that failed can be asked again."""
+        is_verified = scope["path"] == "/verify" and status < HTTPStatus.BAD_REQUEST
+        if scope["path"] == "/end_session" or (is_verified and _says_it_is_over(scope)):
             await self._end(scope["session"][SESSION_ID_KEY])
 
     async def _end_idle_sessions(self) -> None:
@@ -283,9 +285,17 @@ class SessionLifetimeMiddleware:
         if scope["type"] != "http" or _OVER_MCP.match(scope["path"]):
             await self.app(scope, receive, send)
             return
+        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+        async def noting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
         await self.lifetimes.request_came(scope)
-        await self.app(scope, receive, send)
-        await self.lifetimes.request_answered(scope)
+        await self.app(scope, receive, noting_send)
+        await self.lifetimes.request_answered(scope, status)
 
 
 def _refuse_unless_it_needs_none(scope: Scope) -> None:

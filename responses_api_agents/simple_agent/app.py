@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 from fastapi import Body, Request, Response
@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
+from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY
 from nemo_gym.openai_utils import (
     ListsBeside,
     NeMoGymResponse,
@@ -26,6 +27,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseFunctionToolCall,
     validated_json,
 )
+from nemo_gym.retry import Backoff
 from nemo_gym.rollout_correlation import current_rollout_id
 from nemo_gym.rollout_observability import TRAJECTORY_KEY, task_id_of
 from nemo_gym.server_utils import (
@@ -74,6 +76,11 @@ _FILTERED = re.compile(
     r"content.?filter|content.?management|content.?polic|usage.?polic|moderation|\bflagged\b", re.IGNORECASE
 )
 """Words of endpoints whose filter refuses what they are sent."""
+VERIFY_TRIES = 3
+"""How often an environment that fails is asked for the verdict on one rollout."""
+_SERVER_FAILED = 500
+_NOT_ASKED_AGAIN = frozenset({None, "SessionLostError", "MissingCallError", "DamagedRecordingError"})
+"""Classes of failures that come again: the session is lost, or a recording lacks a call. Other servers name none."""
 _RESPONSES_PATH = "/v1/responses"
 _OF_ITSELF = {WANTS_PARTIAL: "true"}
 _VERIFY_HEADERS = {"content-type": "application/json", END_SESSION_HEADER: "true"}
@@ -118,6 +125,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     """Calls the model, runs the tools it asks for, and repeats."""
 
     replicable = True
+    verify_pauses: ClassVar[Backoff] = Backoff(1.0, 4.0, certain=0.5)
+    """How long a failed `/verify` waits before it is asked again."""
 
     config: SimpleAgentConfig
 
@@ -202,10 +211,25 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             await self._end_session(cookies)
             return self._unverified(body, response)
         try:
-            return await self._verify(as_json or json_bytes(body), response, cookies)
+            return await self._verdict(as_json or json_bytes(body), response, cookies)
         except Exception as error:
-            keep_partial(error, response, "verify" if self._passes_rows_on() else None)
+            where = VERIFY_REPEATEDLY if _is_asked_again(error) else VERIFY
+            keep_partial(error, response, where if self._passes_rows_on() else None)
+            if _keeps_session(error):
+                await self._end_session(cookies)
             raise
+
+    async def _verdict(self, row: bytes | ListsBeside, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
+        """Ask for the verdict; again after a pause if the environment fails, whose session is still there then."""
+        for failures in range(1, VERIFY_TRIES):
+            try:
+                return await self._verify(row, response, cookies)
+            except ServerResponseError as error:
+                if not _is_asked_again(error):
+                    raise
+                logger.info("/verify of %r failed and is asked again: %s", self.config.resources_server.name, error)
+            await asyncio.sleep(self.verify_pauses.after(failures))
+        return await self._verify(row, response, cookies)
 
     @cached_property
     def _takes_rows_in_parts(self) -> bool:
@@ -400,6 +424,16 @@ def _holds_the_conversation(agent: type[SimpleAgent]) -> bool:
     """Whether what an agent has verified was made here, of nothing but validated answers, and is sent from here."""
     ways = ("_attempt", "_respond", "_run_steps", "_next_answer", "_ask_model", "_call_tool", "_post_to_environment")
     return all(getattr(agent, way) is getattr(SimpleAgent, way) for way in (*ways, "responses"))
+
+
+def _keeps_session(error: Exception) -> bool:
+    """Return whether the environment that failed in `/verify` still has the session."""
+    return isinstance(error, ServerResponseError) and error.error_class not in _NOT_ASKED_AGAIN
+
+
+def _is_asked_again(error: Exception) -> bool:
+    """Return whether an environment that failed like this is asked for its verdict again."""
+    return isinstance(error, ServerResponseError) and _keeps_session(error) and error.error_status >= _SERVER_FAILED
 
 
 def _parsed(body: bytes, complaint: str) -> NeMoGymResponse:

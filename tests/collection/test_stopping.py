@@ -152,7 +152,7 @@ def test_five_refusals_for_one_reason_and_no_success_end_the_run_and_say_why(
     assert done.exit_code == 1
     assert len(fake_run.rows) == 5
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Stopped early: ")]
-    assert "5 rollouts were refused for the same reason and none succeeded" in line
+    assert "5 rollouts failed for the same reason and none succeeded" in line
     assert "temperature is not supported" in line
     assert "50 rollouts are missing. Go on with" in done.stderr.splitlines()[-1]
 

@@ -1,6 +1,7 @@
 """The message of an error is found however it is wrapped, and stays readable on its way."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,30 @@ def test_an_exception_says_what_and_where() -> None:
 
     assert said.startswith("/verify raised KeyError: 'missing', http/test_error_words.py line ")
     assert raised_in(ValueError(), "/run") == "/run raised ValueError; its log has the traceback"
+
+
+AUTHORS = "from json import loads\n\ndef verify(text):\n    return loads(text)\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("/work/resources_servers/quiz/app.py", "resources_servers/quiz/app.py line 4"),
+        ("/work/resources_servers/quiz/lib/scores.py", "resources_servers/quiz/lib/scores.py line 4"),
+        ("/venv/lib/python3.12/site-packages/resources_servers/quiz/app.py", "resources_servers/quiz/app.py line 4"),
+        ("/home/me/tools/agent.py", "tools/agent.py line 4"),
+        ("/work/resources_servers/quiz/.venv/lib/python3.12/site-packages/pydantic/main.py", "json/decoder.py line"),
+    ],
+)
+def test_the_place_of_an_exception_is_the_innermost_line_that_an_author_wrote(file: str, place: str) -> None:
+    code: dict[str, Any] = {}
+    exec(compile(AUTHORS, file, "exec"), code)
+
+    with pytest.raises(json.JSONDecodeError) as error:
+        code["verify"]("{")
+    trace = error.value.__traceback__
+    assert trace is not None
+    outside = error.value.with_traceback(trace.tb_next)  # without this file, which is an author's, too
+
+    assert place in raised_in(outside, "/verify", "logs/quiz.log")
+    assert raised_in(outside, "/verify", "logs/quiz.log").endswith("; logs/quiz.log has the traceback")
