@@ -70,6 +70,7 @@ from nemo_gym.servers.capture import ModelCallCaptureMiddleware, TokenPathMiddle
 from nemo_gym.servers.dialects import SpeaksDialects, keeping_tokens
 from nemo_gym.servers.routes import json_answer, models_of, to_json
 from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
+from nemo_gym.servers.usage import UsageMiddleware, telling_usage
 
 if TYPE_CHECKING:
     from nemo_gym.token_id_capture.sink import ServerTokenCapture
@@ -248,6 +249,7 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
         install_model_call_capture(
             app, ModelCallCaptureConfig.of(self._run_config()), model_server_name=self.config.name
         )
+        app.user_middleware.append(Middleware(UsageMiddleware))
         self.add_dialect_routes(app)
         return app if self._recorder is None else while_serving(app, end=self._recorder.close)
 
@@ -265,7 +267,7 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
             handler = self._recorded(dialect, written)
             if self._token_capture is not None:
                 handler = keeping_tokens(self._token_capture, handler)
-            self._handlers[dialect] = handler
+            self._handlers[dialect] = handler = telling_usage(handler)
         return handler
 
     @cached_property

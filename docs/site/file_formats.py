@@ -33,6 +33,7 @@ _OF_FAILURES = {
     record.NG_TERMINAL_KEY: "true when it is never to be tried again; agents say so",
     record.PARTIAL_RESPONSE_KEY: "what the agent had of the response by then, where it says so, at most 1 MB",
     record.FAILED_IN_KEY: "`verify` when that response is whole and only its verdict is missing",
+    keys.USAGE_KEY_NAME: "tokens that model servers counted, where that response has no `usage`",
     record.STARTED_AT_KEY: "when the attempt began, ISO 8601 in UTC",
     record.ENDED_AT_KEY: "when it ended",
 }
@@ -41,6 +42,10 @@ _OF_FAILURES = {
 _OF_ROLLOUTS = {
     keys.TIMING_KEY_NAME: "start, duration and calls of the rollout: [Collecting rollouts](../collecting-rollouts.md)",
 }
+_OF_ROLLOUTS[keys.USAGE_KEY_NAME] = (
+    "tokens that model servers counted, where the agent's response has no `usage`: "
+    "[Spending wisely](../guides/spending.md)"
+)
 _OF_ROLLOUTS[record.PREVIOUS_VERDICT_KEY] = (
     "what the record said before it was scored again: [Scoring again](../scoring-again.md)"
 )

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemo_gym.collect.failures import Attempt, PendingAttempt
+from nemo_gym.collect.failures import Attempt, PendingAttempt, rollout_name
 from nemo_gym.collect.policies import Policy
 from nemo_gym.collect.stopping import Stop, StopKind
 from nemo_gym.errors import ConfigError
+from nemo_gym.keys import USAGE_KEY_NAME
 from nemo_gym.runs.options import RolloutCollectionConfig
-from nemo_gym.runs.record import PARTIAL_RESPONSE_KEY
+from nemo_gym.runs.record import PARTIAL_RESPONSE_KEY, Outcome, outcome_of
 from nemo_gym.runs.spending import COST_USD, Meter, amount_text, money
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ _DRAWS = 200
 _LONGER_STILL = 1.5
 """The exponent of Pareto's distribution, for those that take longer than all before."""
 _LONGEST_STILL = 20.0
-_SILENT_AFTER = 20
-"""Attempts without a word about tokens after which there will be none."""
 
 
 class Budget(Policy):
@@ -74,7 +73,8 @@ class Budget(Policy):
         """Rollouts that were never started."""
         self._blind = max(_BLIND_AT_LEAST, owed // _BLIND_SHARE)
         self._decides = True
-        self._has_warned = False
+        self._unknown = sum(each.unknown for each in before)
+        """Rollouts of before that do not say what they used."""
         self._dispatch: Dispatch | None = None
 
     @property
@@ -92,6 +92,8 @@ class Budget(Policy):
     def begin(self, dispatch: "Dispatch") -> None:
         """Keep the dispatcher, which is stopped when the budget is used up."""
         self._dispatch = dispatch
+        if self._unknown:
+            dispatch.stop(self._unkept(f"{self._unknown:,} finished rollouts do not say how many tokens they used"))
 
     def change(self, config: RolloutCollectionConfig, changed: Collection[str]) -> None:
         """Go on with other limits; none can be lifted, since only what is limited is counted.
@@ -113,16 +115,20 @@ class Budget(Policy):
         """One less is in flight, and it is known what it used."""
         self._in_flight[pending.agent] -= 1
         failure = attempt.failure
-        record = {PARTIAL_RESPONSE_KEY: failure.partial_response} if failure is not None else attempt.result or {}
+        record = attempt.result or {}
+        if failure is not None:
+            record = {PARTIAL_RESPONSE_KEY: failure.partial_response, USAGE_KEY_NAME: failure.usage}
         before = self._meter.amounts(self.limits)
-        self._meter.add(record)
+        is_success = failure is None and outcome_of(record) is Outcome.SUCCESS
+        self._meter.add(record, success=is_success)
         used = {name: self._meter.amount(name) - before[name] for name in self.limits}
         for name, amount in used.items():
             self._spent[name] += amount
         took_s = asyncio.get_running_loop().time() - pending.started_s
         self._all.add(used, took_s)
         self._by_agent.setdefault(pending.agent, _History(self.limits)).add(used, took_s)
-        self._warn_if_nobody_tells()
+        if self._meter.unknown:
+            return self._unkept(f"{rollout_name(attempt.row)} does not say how many tokens it used")
         if COST_USD in self.limits and self._meter.unpriced and self._meter.prices is not None:
             why = self._meter.prices.no_price(next(iter(self._meter.unpriced)))
             return Stop(StopKind.BUDGET, f"{COST_USD} cannot be kept: {why}")
@@ -187,15 +193,13 @@ class Budget(Policy):
             f"about {amount_text(name, mean)}"
         )
 
-    def _warn_if_nobody_tells(self) -> None:
-        if not self._has_warned and self._meter.untold == self._meter.attempts >= _SILENT_AFTER:
-            self._has_warned = True
-            logger.warning(
-                "None of %d attempts says how many tokens it used, so %s cannot be kept: have the agent's responses "
-                "carry `usage`, or limit the run otherwise",
-                self._meter.attempts,
-                " and ".join(self.limits),
-            )
+    def _unkept(self, why: str) -> Stop:
+        """Return the reason to stop when nobody knows what is used up of the limits."""
+        return Stop(
+            StopKind.BUDGET,
+            f"{' and '.join(self.limits)} cannot be kept: {why}. Have the agent ask its model by `server_client`, or "
+            "put `usage` into its response; or leave that option out",
+        )
 
 
 def check_not_lifted(before: Mapping[str, float], after: Mapping[str, float]) -> None:

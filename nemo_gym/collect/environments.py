@@ -42,6 +42,7 @@ from nemo_gym.keys import (
     RESOURCES_TYPE,
     RESPONSE_KEY_NAME,
     TIMING_KEY_NAME,
+    USAGE_KEY_NAME,
 )
 from nemo_gym.runs.facts import RolloutFilter, times_of
 from nemo_gym.runs.files import RolloutPaths
@@ -49,7 +50,6 @@ from nemo_gym.runs.index import RecordIndex, RecordReader
 from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.read import plain_records, records
 from nemo_gym.runs.record import (
-    ENDED_AT_KEY,
     FAILURE_MESSAGE_KEY,
     NG_FAILURE_CLASS_KEY,
     PREVIOUS_VERDICT_KEY,
@@ -60,10 +60,10 @@ from nemo_gym.runs.record import (
     RolloutKey,
     Row,
     agent_name_of,
+    failure_record,
     key_or_none,
     plain_key,
     unscored_response,
-    utc_text,
 )
 from nemo_gym.runs.rows import Repeats
 from nemo_gym.terminal import shown
@@ -383,6 +383,8 @@ class Environments:
         if not isinstance(result, dict):
             return result  # type: ignore[no-any-return]  # the dispatcher says what is wrong with it
         result[TIMING_KEY_NAME] = TimesOfBefore(stored.times())
+        if USAGE_KEY_NAME in stored.record:
+            result[USAGE_KEY_NAME] = stored.record[USAGE_KEY_NAME]
         return result
 
     async def _ask(self, server: str, path: str) -> object:
@@ -444,9 +446,10 @@ class _ScoringFirst:
             return await self._post(row)
         except Exception as error:
             agent, response = agent_name_of(row) or "", whole_response_in(error)
-            is_tried_again = response is not None and not failure_of(error, agent).is_final_in_run
+            failure = failure_of(error, agent)
+            is_tried_again = response is not None and not failure.is_final_in_run
             if key is not None and is_tried_again and await self.is_usable(agent):
-                record = {STARTED_AT_KEY: utc_text(began), ENDED_AT_KEY: utc_text(datetime.now(UTC))}
+                record = failure_record(row, failure, began, datetime.now(UTC))
                 self._unscored[key] = Stored(record, response or {}, is_failure=True)
             raise
 

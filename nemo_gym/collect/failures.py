@@ -37,9 +37,15 @@ import aiohttp
 
 from nemo_gym.errors import GymError
 from nemo_gym.http.errors import ServerCallError, ServerResponseError, readable
-from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY, failed_in, partial_of
+from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY, failed_in, partial_of, usage_in
 from nemo_gym.jsonl import json_type
-from nemo_gym.keys import ATTEMPT_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME, TIMING_KEY_NAME
+from nemo_gym.keys import (
+    ATTEMPT_INDEX_KEY_NAME,
+    ROLLOUT_INDEX_KEY_NAME,
+    TASK_INDEX_KEY_NAME,
+    TIMING_KEY_NAME,
+    USAGE_KEY_NAME,
+)
 from nemo_gym.retry import Backoff
 from nemo_gym.runs.record import (
     FAILURE_MESSAGE_KEY,
@@ -47,6 +53,7 @@ from nemo_gym.runs.record import (
     FAILURE_STATUS_KEY,
     MAX_FAILURE_MESSAGE_LENGTH,
     NG_FAILURE_CLASS_KEY,
+    PARTIAL_RESPONSE_KEY,
     REWARD_KEY,
     Failure,
     FailureClass,
@@ -62,6 +69,7 @@ from nemo_gym.runs.record import (
     stamp,
     utc_text_of,
 )
+from nemo_gym.runs.spending import add_usage
 from nemo_gym.terminal import shown, without_numbers
 
 _WORDS_LENGTH = 1_500
@@ -217,8 +225,17 @@ def _of_answer(error: aiohttp.ClientResponseError, agent: str) -> Failure:
         partial_of(error),
         VERIFY if where == VERIFY_REPEATEDLY else where,
         error.error_raised,
+        _usage_in(error),
         where == VERIFY_REPEATEDLY,
     )
+
+
+def _usage_in(error: ServerResponseError) -> dict[str, Any] | None:
+    """Return what an error answer says that the attempt used, unless its partial response says it."""
+    headers = [(name.encode("latin-1", "replace"), value.encode()) for name, value in (error.headers or {}).items()]
+    record: Result = {PARTIAL_RESPONSE_KEY: partial_of(error)}
+    add_usage(record, usage_in(headers))
+    return record.get(USAGE_KEY_NAME)
 
 
 def _class_of(status: int, exception_name: str | None, body: str) -> FailureClass:

@@ -15,7 +15,7 @@ from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
 from nemo_gym.http.client import RolloutSender, ServerClient
 from nemo_gym.http.request import get_json_to_store
-from nemo_gym.http.run_answers import ASKS_FOR_CALLS, ATTEMPT_HEADER, WANTS_PARTIAL, calls_of
+from nemo_gym.http.run_answers import ASKS_FOR_CALLS, ATTEMPT_HEADER, WANTS_PARTIAL, calls_of, usage_in
 from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.jsonl import Unread
 from nemo_gym.keys import (
@@ -32,6 +32,7 @@ from nemo_gym.keys import (
 )
 from nemo_gym.runs.manifest import RunFacts
 from nemo_gym.runs.record import Row
+from nemo_gym.runs.spending import add_usage
 from nemo_gym.schemas.wire import LONG_BYTES
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class RunPost:
             self._repeated.learn(row, response, result)
         if isinstance(result, dict):
             result[TIMING_KEY_NAME] = calls_of(response)
+            add_usage(result, usage_in(getattr(response, "raw_headers", ())))
         return result
 
     def _headers_for(self, name: str | None) -> Mapping[str, str]:

@@ -139,8 +139,14 @@ class RunSummary:
 
     @property
     def cost_usd_in_all(self) -> float | None:
-        """What the whole run has cost so far, failed attempts included; None without prices."""
-        return None if self.meter.prices is None else self.spent(COST_USD)
+        """What the whole run has cost so far, failed attempts included; None without prices, or if nobody knows."""
+        is_unknown = self.meter.prices is None or (self._unknown and not self.spent(COST_USD))
+        return None if is_unknown else self.spent(COST_USD)
+
+    @property
+    def _unknown(self) -> int:
+        """Finished rollouts that do not say what they used."""
+        return self.meter.unknown + (0 if self.before is None else self.before.unknown)
 
     @property
     def percentiles(self) -> dict[str, dict[str, Any]]:
@@ -175,7 +181,10 @@ class RunSummary:
             "tokens": dict(self.tokens),
             "cost_usd": self.meter.cost_or_none,
             "cost_usd_in_all": self.cost_usd_in_all,
-            "budgets": {name: {"limit": limit, "used": self.spent(name)} for name, limit in self.budgets.items()},
+            "budgets": {
+                name: {"limit": limit, "used": None if self._unknown else self.spent(name)}
+                for name, limit in self.budgets.items()
+            },
             "percentiles": self.percentiles,
             "health": self.health.as_json(),
             "wall_time_s": round(self.wall_time_s, 3),
@@ -229,8 +238,11 @@ class RunSummary:
             in_all = f" (since resuming; {money(self.spent(COST_USD))} in all)" if self.finished_before else ""
             unknown = ", ".join(shown(model) for model in sorted(map(str, self.meter.unpriced)))
             left_out = f", without what has no price: {unknown}" if unknown else ""
-            yield f"Cost: {money(self.meter.cost_usd)}{in_all}{left_out}"
-        for name, limit in self.budgets.items():
+            if self.meter.unknown:
+                left_out += f", without {self.meter.unknown:,} rollouts that do not say how many tokens they used"
+            cost = self.meter.cost_or_none
+            yield f"Cost: {'unknown' if cost is None else money(cost)}{in_all}{left_out}"
+        for name, limit in self.budgets.items() if not self._unknown else ():
             used = self.spent(name)
             above = f", {100 * (used / limit - 1):.1f} % above" if used > limit else ""
             of = money(limit) if name == COST_USD else f"{limit:,.0f}"

@@ -31,7 +31,7 @@ from nemo_gym.http.request import (
     send,
     with_json_body,
 )
-from nemo_gym.http.run_answers import ATTEMPT_HEADER, CALL_LOG
+from nemo_gym.http.run_answers import ATTEMPT_HEADER, CALL_LOG, CallLog
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
 from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
 from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
@@ -53,6 +53,7 @@ from nemo_gym.keys import (
     RESOURCES_TYPE,
     RESPONSES_CREATE_PARAMS_KEY_NAME,
 )
+from nemo_gym.process_inputs import RUNNING_INSTANCE
 from nemo_gym.retry import Tries
 from nemo_gym.rollout_correlation import (
     ROLLOUT_HEADER,
@@ -62,6 +63,7 @@ from nemo_gym.rollout_correlation import (
     maybe_rollout_id_from_run_body,
     rollout_header,
     rollout_path_prefix,
+    without_rollout_prefix,
 )
 from nemo_gym.schemas.server_config import ServerStatus
 from nemo_gym.schemas.wire import IN_PARTS, LONG_TEXT
@@ -125,7 +127,9 @@ class ServerClient(BaseModel):
             hosted = find_local_app(server_name, address)
             asked = None if hosted is None else _asked_in_memory(hosted, method, url, path, kwargs, address)
             if hosted is None or asked is None:
-                return await self._request_elsewhere(server_name, path, method, kwargs)
+                elsewhere = await self._request_elsewhere(server_name, path, method, kwargs)
+                _note_answer(log, path, elsewhere)
+                return elsewhere
             settings = current_settings(hosted.loop)
             tried_s = time.monotonic()
             try:
@@ -136,6 +140,7 @@ class ServerClient(BaseModel):
                 raise call_failure(error, call, tries) from error
             if response.status in REDIRECTS:
                 return await self._redirected(response, server_name, kwargs)
+            _note_answer(log, path, response)
             return response  # type: ignore[return-value]  # which is one to its callers
         finally:
             if log is not None:
@@ -244,6 +249,12 @@ class ServerClient(BaseModel):
             return response  # type: ignore[return-value]  # which is one to its callers
         method, url, kwargs = redirect
         return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
+
+
+def _note_answer(log: CallLog | None, path: str, response: ClientResponse | LocalResponse) -> None:
+    """Note what the answer of a model to an agent took, for whoever collects the rollout."""
+    if log is not None and without_rollout_prefix(path) in MODEL_PATHS and log.owner == RUNNING_INSTANCE.get():
+        log.note_answer(response)
 
 
 def _asked_in_memory(

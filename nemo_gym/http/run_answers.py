@@ -4,7 +4,8 @@ A collector that wants to know of calls sends `ASKS_FOR_CALLS` with `/run`. Whil
 process makes by `ServerClient` is noted in the log of the running context, and the answer to `/run` carries them in a
 header.
 A rollout that was asked for by a name (`ATTEMPT_HEADER`) can be asked after meanwhile: what it is doing since when.
-Authors of agents need do nothing, and agents that know nothing of it answer without the header.
+Authors of agents need do nothing, and agents that know nothing of it answer without the header. A second header has
+what the models used that the agent asked, as model servers tell it with each answer.
 
 An agent whose work breaks off notes what it has so far on the exception (`keep_partial`). Callers know an error answer
 as a JSON string, and that it stays; only a request with `WANTS_PARTIAL` is answered with an object that has both, the
@@ -52,15 +53,66 @@ _MOST_HEADER_BYTES = 7_500
 """aiohttp and most proxies take 8 KB for one header."""
 _MOST_PATH_CHARACTERS = 200
 _MICROSECONDS = 1_000_000
+_FAILED = 400
+
+
+USAGE_HEADER = "x-nemo-gym-usage"
+_USAGE = USAGE_HEADER.encode()
+
+
+class CallUsage(NamedTuple):
+    """The tokens of one model call, or of several."""
+
+    model: str | None
+    """The name that the model goes by; None if nobody says, or several were asked."""
+    input: int
+    """Those out of the cache included."""
+    cached: int
+    output: int
+    total: int
+
+    def plus(self, other: "CallUsage") -> "CallUsage":
+        """Return the sum of two."""
+        model = self.model if self.model == other.model else None
+        counts = (mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True))
+        return CallUsage(model, *counts)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what is stored in a record: a `usage` as in a response, and the model."""
+        return {
+            "input_tokens": self.input,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.output,
+            "total_tokens": self.total,
+            "model": self.model,
+        }
+
+
+def usage_header(usage: CallUsage) -> tuple[bytes, bytes]:
+    """Return the header of an answer that says what it took."""
+    return _USAGE, json.dumps(usage).encode()
+
+
+def usage_in(headers: Iterable[tuple[bytes, bytes]]) -> CallUsage | None:
+    """Return what the headers of an answer say that it took; None if they do not say, or not in a way we know."""
+    for name, value in headers:
+        if len(name) == len(_USAGE) and name.lower() == _USAGE:
+            try:
+                model, *counts = orjson.loads(value)
+                is_known = all(type(count) is int and count >= 0 for count in counts)
+                return CallUsage(model if isinstance(model, str) else None, *counts) if is_known else None
+            except (TypeError, ValueError):
+                return None
+    return None
 
 
 class CallLog:
     """The calls of one rollout: the first `MOST_CALLS` that ended, and how many more there were."""
 
-    __slots__ = ("_began_s", "_calls", "_left_out", "latest", "name")
+    __slots__ = ("_began_s", "_calls", "_left_out", "_untold", "_usage", "latest", "name", "owner")
 
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """`headers` are those of the request for the rollout."""
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]] = (), owner: str | None = None) -> None:
+        """`headers` are those of the request for the rollout, `owner` is the agent that was asked."""
         self.latest: tuple[float, str, str] | None = None
         """When the call began that was begun last, its server and its path; None once it has ended."""
         self.name = ""
@@ -72,6 +124,23 @@ class CallLog:
         self._began_s = perf_counter()
         self._calls: list[tuple[float, float, str, str]] = []
         self._left_out = 0
+        self.owner = owner
+        """The agent. Its own calls of models are counted; those of its environment, such as a judge's, are not."""
+        self._usage: CallUsage | None = None
+        self._untold = False
+
+    def note_answer(self, response: Any) -> None:
+        """Note the answer of a model to the agent."""
+        if response.status < _FAILED:
+            used = usage_in(response.raw_headers)
+            self._untold |= used is None
+            if used is not None:
+                self._usage = used if self._usage is None else self._usage.plus(used)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return what the answer to `/run` carries; what models used only if each of them said it."""
+        is_told = self._usage is not None and not self._untold
+        return [self.header(), *([usage_header(self._usage)] if self._usage is not None and is_told else [])]
 
     def note(self, server: str, path: str, started_s: float) -> None:
         """A call that began at `started_s`, by `perf_counter`, has ended."""
@@ -94,7 +163,7 @@ class CallLog:
         return {"for_s": now_s - self._began_s, "calls": len(self._calls) + self._left_out, "call": call}
 
     def header(self) -> tuple[bytes, bytes]:
-        """What the answer to `/run` carries; later calls are left out of a header that would be too long."""
+        """The header with the calls; later ones are left out of a header that would be too long."""
         kept = sorted(self._calls)
         while len(value := self._encoded(kept)) > _MOST_HEADER_BYTES:
             kept = kept[: len(kept) // 2]

@@ -25,7 +25,13 @@ from pydantic_core import from_json
 
 from nemo_gym.errors import GymError
 from nemo_gym.jsonl import Line, MalformedLineError, PlainLine, parse
-from nemo_gym.keys import OBSERVED_KEYS, RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, TIMING_KEY_NAME
+from nemo_gym.keys import (
+    OBSERVED_KEYS,
+    RESPONSE_KEY_NAME,
+    RESPONSES_CREATE_PARAMS_KEY_NAME,
+    TIMING_KEY_NAME,
+    USAGE_KEY_NAME,
+)
 from nemo_gym.metrics.columns import RolloutTable
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.read import keys_in, plain_records, without_observations
@@ -45,6 +51,7 @@ _NOT_SENT = frozenset(
         RESPONSE_KEY_NAME,
         RESPONSES_CREATE_PARAMS_KEY_NAME,
         TIMING_KEY_NAME,
+        USAGE_KEY_NAME,
         PREVIOUS_VERDICT_KEY,
         *OBSERVED_KEYS,
     }

@@ -28,6 +28,7 @@ from nemo_gym.keys import (
     ROLLOUT_INDEX_KEY_NAME,
     SKILLS_REF_KEY_NAME,
     TASK_INDEX_KEY_NAME,
+    USAGE_KEY_NAME,
 )
 
 Row: TypeAlias = dict[str, Any]
@@ -226,6 +227,8 @@ class Failure:
     raised: str | None = None
     """The path, the class and the line of code of an exception that nobody expected, if a server said so."""
 
+    usage: dict[str, Any] | None = None
+    """What model servers say that the attempt used, as it is stored."""
     is_asked_again: bool = False
     """Whether the agent has asked the environment for the verdict several times."""
 
@@ -257,6 +260,8 @@ def failure_record(row: Mapping[str, Any], failure: Failure, started_at: datetim
         record[COUNTS_AS_ATTEMPT_KEY] = False
     if failure.failure_class.is_terminal:
         record[NG_TERMINAL_KEY] = True
+    if failure.usage is not None:
+        record[USAGE_KEY_NAME] = failure.usage
     if failure.partial_response is not None:
         record[PARTIAL_RESPONSE_KEY] = failure.partial_response
         if failure.failed_in is not None:

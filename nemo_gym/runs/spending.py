@@ -16,12 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nemo_gym.errors import did_you_mean
-from nemo_gym.keys import PARTIAL_RESPONSE_KEY_NAME, RESPONSE_KEY_NAME, TIMING_KEY_NAME
+from nemo_gym.http.run_answers import CallUsage
+from nemo_gym.keys import PARTIAL_RESPONSE_KEY_NAME, RESPONSE_KEY_NAME, TIMING_KEY_NAME, USAGE_KEY_NAME
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
 from nemo_gym.terminal import shown
 
@@ -129,22 +130,17 @@ class Used(NamedTuple):
 
 
 def used_by(record: Mapping[str, Any]) -> Used | None:
-    """What a record, or the sidecar line of a failed attempt, took; None when it does not say."""
-    response = record.get(RESPONSE_KEY_NAME)
-    if type(response) is not dict:
-        response = record.get(PARTIAL_RESPONSE_KEY_NAME)
-        if type(response) is not dict:
-            return None
-    usage = response.get("usage")
-    if type(usage) is not dict:
+    """What a record, or the sidecar line of a failed attempt, took; None when it does not say.
+
+    What the agent says counts, else what the model servers have told.
+    """
+    usage, model = usage_of(record)
+    if usage is None:
         return None
-    given, output, total = usage.get("input_tokens"), usage.get("output_tokens"), usage.get("total_tokens")
-    if type(given) is not int and type(output) is not int and type(total) is not int:
-        return None
+    given, output, total = (usage.get(name) for name in TOKEN_COUNTS)
     given, output = given if type(given) is int else 0, output if type(output) is int else 0
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if type(details) is dict else 0
-    model = response.get("model")
     return Used(
         given,
         cached if type(cached) is int else 0,
@@ -152,6 +148,28 @@ def used_by(record: Mapping[str, Any]) -> Used | None:
         total if type(total) is int else given + output,
         model if type(model) is str else None,
     )
+
+
+def usage_of(record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
+    """Return the `usage` of a record, None if it has none with a number of tokens, and the model's name."""
+    response = record.get(RESPONSE_KEY_NAME)
+    if type(response) is not dict:
+        response = record.get(PARTIAL_RESPONSE_KEY_NAME)
+    if type(response) is dict and _tells_tokens(response.get("usage")):
+        return response["usage"], response.get("model")
+    counted = record.get(USAGE_KEY_NAME)
+    return (counted, counted.get("model")) if _tells_tokens(counted) else (None, None)
+
+
+def _tells_tokens(usage: Any) -> TypeGuard[dict[str, Any]]:
+    return type(usage) is dict and any(type(usage.get(name)) is int for name in TOKEN_COUNTS)
+
+
+def add_usage(record: dict[str, Any], used: CallUsage | None) -> None:
+    """Put into a record what model servers say that its rollout used, if its agent does not say it."""
+    record.pop(USAGE_KEY_NAME, None)  # the row was a rollout of an earlier run
+    if used is not None and usage_of(record)[0] is None:
+        record[USAGE_KEY_NAME] = used.as_record()
 
 
 def duration_s(record: Mapping[str, Any]) -> float | None:
@@ -203,10 +221,9 @@ class Percentiles:
     def add_times(self, record: Mapping[str, Any]) -> None:
         """The same without what models used."""
         self.rollouts += 1
-        response, timing = record.get(RESPONSE_KEY_NAME), record.get(TIMING_KEY_NAME)
-        usage = response.get("usage") if type(response) is dict else None
+        timing, (usage, _) = record.get(TIMING_KEY_NAME), usage_of(record)
         given = output = total = took_s = None
-        if type(usage) is dict:
+        if usage is not None:
             given, output, total = usage.get("input_tokens"), usage.get("output_tokens"), usage.get("total_tokens")
         if type(timing) is dict:
             took_s = timing.get(DURATION)
@@ -386,6 +403,8 @@ class Meter:
         self.attempts = 0
         self.untold = 0
         """Attempts that did not say what they took."""
+        self.unknown = 0
+        """Those among them that succeeded: they called a model, and nobody knows what that took."""
         self.tokens: Counter[str] = Counter()
         self.cost_usd = 0.0
         self.unpriced: set[str | None] = set()
@@ -393,8 +412,8 @@ class Meter:
 
     @property
     def cost_or_none(self) -> float | None:
-        """The cost so far; None where nobody has said what tokens cost."""
-        return None if self.prices is None else self.cost_usd
+        """The cost so far; None where nobody has said what tokens cost, or how many were used."""
+        return None if self.prices is None or (self.unknown and not self.tokens) else self.cost_usd
 
     def add(self, record: Mapping[str, Any], task: Any = None, agent: str = "", *, success: bool = True) -> Used | None:
         """Count one record; what it says it took."""
@@ -402,6 +421,7 @@ class Meter:
         used, cost = used_by(record), None
         if used is None:
             self.untold += 1
+            self.unknown += success
         else:
             tokens = self.tokens
             tokens["input_tokens"] += used.input

@@ -42,6 +42,7 @@ from nemo_gym.servers.middleware import (
 )
 from nemo_gym.servers.routes import DirectCall, DirectRoute
 from nemo_gym.servers.sessions import Session, SessionLifetimeMiddleware, SessionLifetimes, SessionMiddleware, Sessions
+from nemo_gym.servers.usage import UsageMiddleware, header_of_call
 
 _AT_ONCE_BYTES = 4_000_000
 _BAD_REQUEST = int(HTTPStatus.BAD_REQUEST)
@@ -56,6 +57,7 @@ KNOWN_LAYERS: set[Any] = {
     ModelPathMiddleware,
     TokenPathMiddleware,
     ModelCallCaptureMiddleware,
+    UsageMiddleware,
 }
 """Paths with the prefix of a rollout, which concern three of them, no endpoint has: here they are stripped first."""
 
@@ -82,6 +84,7 @@ class DirectLane:
             self._sessions: Sessions = layers[SessionMiddleware]["sessions"]
             self._failures: Failures = layers[ErrorMiddleware]["failures"]
             self._lifetimes: SessionLifetimes | None = layers.get(SessionLifetimeMiddleware, {}).get("lifetimes")
+            self._tells_usage = UsageMiddleware in layers
             self._capture: ModelCallCapture | None = layers.get(ModelCallCaptureMiddleware, {}).get("capture")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +133,7 @@ class DirectLane:
         self, call: DirectCall, scope: Scope, body: bytes, receive: Receive, content: Any = None
     ) -> Answer | Response:
         """What an endpoint found by `find` answers, its failures included; `content` is instead of `body`, if given."""
-        log = CallLog(scope["headers"]) if self._can_log_calls and wants_calls(scope) else None
+        log = CallLog(scope["headers"], self._instance_name) if self._can_log_calls and wants_calls(scope) else None
         log_token = None if log is None else CALL_LOG.set(log)
         named = None
         if self._knows_rollouts and rollout_of_caller() is None:  # a caller in this process has set it
@@ -175,7 +178,9 @@ class DirectLane:
             headers += self._failures.origin_headers(status, headers)
         headers.append(self._sessions.header(session))
         if log is not None:
-            headers.append(log.header())
+            headers += log.headers()
+        if self._tells_usage and (usage := header_of_call()) is not None:
+            headers.append(usage)
         if isinstance(answer, Answer):
             return answer
         if _is_plain(answer):

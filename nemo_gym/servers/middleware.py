@@ -36,6 +36,7 @@ from nemo_gym.http.errors import (
 from nemo_gym.http.run_answers import ASKED, CALL_LOG, CallLog
 from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
 from nemo_gym.log import SAME_AS
+from nemo_gym.process_inputs import RUNNING_INSTANCE
 from nemo_gym.rollout_correlation import without_rollout_prefix
 from nemo_gym.terminal import without_numbers
 
@@ -180,11 +181,11 @@ class CallLogMiddleware:
         if not wants_calls(scope):
             await self.app(scope, receive, send)
             return
-        log = CallLog(scope["headers"])
+        log = CallLog(scope["headers"], RUNNING_INSTANCE.get())
 
         async def send_with_calls(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), log.header()]
+                message["headers"] = [*message.get("headers", ()), *log.headers()]
             await send(message)
 
         token = CALL_LOG.set(log)

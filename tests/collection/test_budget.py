@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from nemo_gym.http.run_answers import HAS_PARTIAL
+from nemo_gym.http.run_answers import HAS_PARTIAL, USAGE_HEADER
 from tests.collection.conftest import Collect
 from tests.collection.fakes import FakeRun, keys_in, lines_in, rows_of, write_rows
 from tests.collection.processes import Collector, wait_until
@@ -150,14 +150,95 @@ def test_a_budget_just_above_what_the_run_takes_lets_it_finish(skewed: FakeRun, 
     assert len(keys_in(Path("out.jsonl"))) == TASKS
 
 
-def test_agents_that_tell_no_tokens_are_named(
-    fake_run: FakeRun, collect: Collect, caplog: pytest.LogCaptureFixture
-) -> None:
+async def says_nothing(row: Row, attempt: int) -> Row:
+    return {**row, "reward": 1.0}
+
+
+async def tells_by_header(row: Row, attempt: int) -> web.Response:
+    """An agent whose response has no `usage`, and whose model server has counted."""
+    answer = web.json_response({**row, "reward": 1.0, "response": {"model": "its own"}})
+    answer.headers[USAGE_HEADER] = json.dumps(["a-model", 100, 40, LENGTHS[row["n"]], 100 + LENGTHS[row["n"]]])
+    return answer
+
+
+def test_a_budget_that_cannot_be_kept_ends_the_run_at_the_first_rollout(fake_run: FakeRun, collect: Collect) -> None:
     write_rows(Path("in.jsonl"), rows_of(30))
-
-    async def says_nothing(row: Row, attempt: int) -> Row:
-        return {**row, "reward": 1.0}
-
     fake_run.answer = says_nothing
-    assert collect("+max_total_tokens=10").exit_code == 0
-    assert [line for line in caplog.messages if "says how many tokens it used, so max_total_tokens cannot be" in line]
+
+    done = collect("+max_total_tokens=1000000", "+num_samples_in_parallel=1", PRICES, "+json=true")
+
+    assert done.exit_code == 1
+    summary = json.loads(done.stdout)
+    assert summary["stopped"]["kind"] == "budget"
+    assert summary["stopped"]["message"] == (
+        "max_total_tokens cannot be kept: alpha, task 0, rollout 0 does not say how many tokens it used. Have the "
+        "agent ask its model by `server_client`, or put `usage` into its response; or leave that option out"
+    )
+    assert summary["budgets"] == {"max_total_tokens": {"limit": 1_000_000, "used": None}}
+    assert (summary["cost_usd"], summary["cost_usd_in_all"]) == (None, None)
+    assert len(fake_run.rows) == 1
+
+    fake_run.answer = in_time
+    again = collect("+max_total_tokens=1000000", "+resume_from_cache=true")
+
+    assert again.exit_code == 1
+    assert "Stopped early: max_total_tokens cannot be kept: 1 finished rollouts do not say" in again.stdout
+    assert len(fake_run.rows) == 1
+
+
+def test_a_cost_that_nobody_knows_is_called_unknown(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(3))
+    fake_run.answer = says_nothing
+
+    done = collect(PRICES)
+
+    assert done.exit_code == 0
+    assert "Cost: unknown, without 3 rollouts that do not say how many tokens they used" in done.stdout
+
+
+def test_what_model_servers_counted_is_kept_in_records_and_counts_over_resumes(
+    fake_run: FakeRun, collect: Collect
+) -> None:
+    write_rows(Path("in.jsonl"), rows_of(40))
+    fake_run.answer = tells_by_header
+    each = [(60 * 2 + 40 * 0.5 + output * 10) / 1e6 for output in LENGTHS[:40]]
+
+    first = collect(PRICES, f"+max_cost_usd={sum(each) / 2}", "+num_samples_in_parallel=2", "+json=true")
+
+    assert first.exit_code == 1
+    assert json.loads(first.stdout)["stopped"]["kind"] == "budget"
+    records = lines_in(Path("out.jsonl"))
+    assert 0 < len(records) < 40
+    output = LENGTHS[records[0]["n"]]
+    assert records[0]["_ng_usage"] == {
+        "input_tokens": 100,
+        "input_tokens_details": {"cached_tokens": 40},
+        "output_tokens": output,
+        "total_tokens": 100 + output,
+        "model": "a-model",
+    }
+    spent = sum(each[record["n"]] for record in records)
+    assert json.loads(first.stdout)["cost_usd"] == pytest.approx(spent)
+
+    again = collect(PRICES, "+max_cost_usd=1000", "+resume_from_cache=true", "+json=true")
+
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["cost_usd_in_all"] == pytest.approx(sum(each))
+    metrics = json.loads(Path("out_aggregate_metrics.json").read_text())[0]
+    assert metrics["cost"]["usd"] == pytest.approx(sum(each))
+
+
+def test_what_failed_attempts_used_counts_if_only_model_servers_tell_it(fake_run: FakeRun, collect: Collect) -> None:
+    write_rows(Path("in.jsonl"), rows_of(10))
+
+    async def fails_at_first(row: Row, attempt: int) -> Any:
+        answer = await tells_by_header(row, attempt)
+        answer.set_status(500 if attempt == 1 else 200)
+        return answer
+
+    fake_run.answer = fails_at_first
+    done = collect("+max_total_tokens=10000000", "+json=true")
+
+    used = json.loads(done.stdout)["budgets"]["max_total_tokens"]["used"]
+    assert used == 2 * sum(100 + output for output in LENGTHS[:10])
+    assert sum(line["_ng_usage"]["total_tokens"] for line in lines_in(Path("out_failures.jsonl"))) == used / 2
