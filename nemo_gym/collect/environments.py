@@ -27,7 +27,7 @@ from aiohttp import ClientTimeout
 from omegaconf import OmegaConf
 
 from nemo_gym.collect.dispatch import Post
-from nemo_gym.collect.failures import TimesOfBefore, failure_of
+from nemo_gym.collect.failures import TimesOfBefore, failure_of, fault_in
 from nemo_gym.config.instances import server_refs
 from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.http.addresses import server_names
@@ -54,6 +54,7 @@ from nemo_gym.runs.record import (
     NG_FAILURE_CLASS_KEY,
     PREVIOUS_VERDICT_KEY,
     STARTED_AT_KEY,
+    Failure,
     FailureClass,
     KeySet,
     Result,
@@ -61,11 +62,13 @@ from nemo_gym.runs.record import (
     Row,
     agent_name_of,
     failure_record,
+    has_usable_reward,
     key_or_none,
     plain_key,
     unscored_response,
 )
 from nemo_gym.runs.rows import Repeats
+from nemo_gym.schemas.wire import with_lists_read
 from nemo_gym.terminal import shown
 
 _ROLLOUT_BITS = 24
@@ -434,24 +437,33 @@ class _ScoringFirst:
     async def post(self, row: Row) -> Any:
         """The answer of the agent or, if it has a response of before, the verdict on that."""
         key = key_or_none(row)
-        kept = None if key is None else self._unscored.get(key)
-        found = kept or (None if key is None else self._stored_for(row, key))
+        if key is None:
+            return await self._post(row)
+        found = self._unscored.get(key) or self._stored_for(row, key)
         if found is not None:
             verdict = await self._environments.verdict(row, found)
-            if key is not None:
+            if isinstance(verdict, dict) and has_usable_reward(verdict):
                 self._unscored.pop(key, None)
             return verdict
-        began = datetime.now(UTC)
+        began, agent = datetime.now(UTC), agent_name_of(row) or ""
         try:
-            return await self._post(row)
+            result = await self._post(row)
         except Exception as error:
-            agent, response = agent_name_of(row) or "", whole_response_in(error)
-            failure = failure_of(error, agent)
-            is_tried_again = response is not None and not failure.is_final_in_run
-            if key is not None and is_tried_again and await self.is_usable(agent):
-                record = failure_record(row, failure, began, datetime.now(UTC))
-                self._unscored[key] = Stored(record, response or {}, is_failure=True)
+            await self._keep(row, key, whole_response_in(error), failure_of(error, agent), began)
             raise
+        if isinstance(result, dict) and not has_usable_reward(result) and (fault := fault_in(result, agent)):
+            await self._keep(row, key, with_lists_read(result).get(RESPONSE_KEY_NAME), fault, began)
+        return result
+
+    async def _keep(self, row: Row, key: RolloutKey, response: object, failure: Failure, began: datetime) -> None:
+        """Have a response scored when its rollout is tried again, if only the verdict on it is missing."""
+        if (
+            isinstance(response, dict)
+            and not failure.is_final_in_run
+            and await self.is_usable(agent_name_of(row) or "")
+        ):
+            record = failure_record(row, failure, began, datetime.now(UTC))
+            self._unscored[key] = Stored(record, response, is_failure=True)
 
     async def is_usable(self, agent: str) -> bool:
         """Whether the environment of an agent can score without a session; one that cannot say so is not asked to."""

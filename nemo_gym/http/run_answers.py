@@ -132,7 +132,7 @@ class CallLog:
     def note_answer(self, response: Any) -> None:
         """Note the answer of a model to the agent."""
         if response.status < _FAILED:
-            used = usage_in(response.raw_headers)
+            used = usage_in(getattr(response, "raw_headers", ()))  # stand-ins for answers have none
             self._untold |= used is None
             if used is not None:
                 self._usage = used if self._usage is None else self._usage.plus(used)

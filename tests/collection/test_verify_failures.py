@@ -200,6 +200,25 @@ def test_a_response_whose_environment_was_lost_is_scored_or_made_again(
     assert len(lines_in(Path("out_failures.jsonl"))) == 3
 
 
+def test_a_reward_that_is_no_number_costs_no_call_again_where_the_response_can_be_scored(collect: Collect) -> None:
+    async def without_reward(row: Row, attempt: int) -> Row:
+        return {**row, "reward": "high", "response": response_of("right")}
+
+    environment = FakeEnvironment()
+    environment.answer, environment.score = without_reward, lambda body: 1.0 if body["n"] else None
+    write_rows(Path("in.jsonl"), rows_of(3))
+    with serve(environment):
+        agent = {"entrypoint": "app.py", "host": "127.0.0.1", "port": environment.port}
+        environment.config = {"alpha": {"responses_api_agents": {"fake_agent": agent}}}
+        done = collect(f"+head_server.port={environment.port}")
+
+    assert done.exit_code == 1
+    assert [record["n"] for record in lines_in(Path("out.jsonl"))] == [1, 2]
+    failures = Counter(failure["_ng_task_index"] for failure in lines_in(Path("out_failures.jsonl")))
+    assert failures == {0: 3, 1: 1, 2: 1}
+    assert (environment.asked["/run"], environment.asked["/verify"]) == (3, 4)
+
+
 def raised_in(answer: web.Response, raised: str) -> web.Response:
     """An error answer whose headers say which exception of the environment is behind it."""
     for name, value in {"status": "500", "server": "quiz", "class": "KeyError", "raised": raised}.items():
