@@ -43,8 +43,8 @@ _OF_ROLLOUTS = {
     keys.TIMING_KEY_NAME: "start, duration and calls of the rollout: [Collecting rollouts](../collecting-rollouts.md)",
 }
 _OF_ROLLOUTS[keys.USAGE_KEY_NAME] = (
-    "tokens that model servers counted, where the agent's response has no `usage`: "
-    "[Spending wisely](../guides/spending.md)"
+    "tokens that model servers counted, where the agent's response has no `usage`, and `counted_before` if only the "
+    "verdict is new, so that the tokens are in the line of a failed attempt: [Spending wisely](../guides/spending.md)"
 )
 _OF_ROLLOUTS[record.PREVIOUS_VERDICT_KEY] = (
     "what the record said before it was scored again: [Scoring again](../scoring-again.md)"

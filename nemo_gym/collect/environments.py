@@ -68,6 +68,7 @@ from nemo_gym.runs.record import (
     unscored_response,
 )
 from nemo_gym.runs.rows import Repeats
+from nemo_gym.runs.spending import COUNTED_BEFORE, used_by
 from nemo_gym.schemas.wire import with_lists_read
 from nemo_gym.terminal import shown
 
@@ -444,6 +445,8 @@ class _ScoringFirst:
             verdict = await self._environments.verdict(row, found)
             if isinstance(verdict, dict) and has_usable_reward(verdict):
                 self._unscored.pop(key, None)
+                if used_by(found.record) is not None:
+                    verdict[USAGE_KEY_NAME] = {**verdict.get(USAGE_KEY_NAME, {}), COUNTED_BEFORE: True}
             return verdict
         began, agent = datetime.now(UTC), agent_name_of(row) or ""
         try:

@@ -38,6 +38,8 @@ _SNAPSHOT = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8})$")
 """The date that endpoints add to the name of a model when they answer."""
 _MOST_MODELS = 50
 DURATION = "duration_s"
+COUNTED_BEFORE = "counted_before"
+"""Key of `_ng_usage`: the line of a failed attempt has the same tokens."""
 TOKEN_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 _BEYOND_REASON = 1e15
 _SHARES = {"p50": 0.5, "p95": 0.95}
@@ -150,6 +152,13 @@ def used_by(record: Mapping[str, Any]) -> Used | None:
     )
 
 
+def spent_by(record: Mapping[str, Any]) -> Used | None:
+    """Return what the attempt behind a record took: nothing, if it only scored the response of an earlier attempt."""
+    used, told = used_by(record), record.get(USAGE_KEY_NAME)
+    is_counted = used is not None and type(told) is dict and told.get(COUNTED_BEFORE) is True
+    return Used(0, 0, 0, 0, used.model) if used is not None and is_counted else used
+
+
 def usage_of(record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, Any]:
     """Return the `usage` of a record, None if it has none with a number of tokens, and the model's name."""
     response = record.get(RESPONSE_KEY_NAME)
@@ -201,7 +210,7 @@ class Percentiles:
 
     def add_failed(self, record: Mapping[str, Any]) -> None:
         """Count what a failed attempt used; it has no part in percentiles."""
-        self._add_up(used_by(record), is_failed=True)
+        self._add_up(spent_by(record), is_failed=True)
 
     def _add_up(self, used: Used | None, *, is_failed: bool) -> None:
         if used is None:
@@ -215,7 +224,7 @@ class Percentiles:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count one rollout; what its record does not say is left out."""
-        self._add_up(used_by(record), is_failed=False)
+        self._add_up(spent_by(record), is_failed=False)
         self.add_times(record)
 
     def add_times(self, record: Mapping[str, Any]) -> None:
@@ -418,7 +427,7 @@ class Meter:
     def add(self, record: Mapping[str, Any], task: Any = None, agent: str = "", *, success: bool = True) -> Used | None:
         """Count one record; what it says it took."""
         self.attempts += 1
-        used, cost = used_by(record), None
+        used, cost = spent_by(record), None
         if used is None:
             self.untold += 1
             self.unknown += success

@@ -71,6 +71,7 @@ class CountingModel(ScriptedModel):
 if __name__ == "__main__":
     CountingModel.run_webserver()
 """
+RESUMED = ("+resume_from_cache=true", "+json=true")
 WITH_A_BUG = "return BaseVerifyResponse(**body.model_dump(), reward='as good as it gets')"
 PASSING = "return BaseVerifyResponse(**body.model_dump(), reward=1.0)"
 FAILING_ONCE = """if asked == 1:
@@ -189,15 +190,18 @@ def test_a_response_whose_environment_was_lost_is_scored_or_made_again(
     with serve(environment):
         agent = {"entrypoint": "app.py", "host": "127.0.0.1", "port": environment.port}
         environment.config = {"alpha": {"responses_api_agents": {"fake_agent": agent}}}
-        done = collect(f"+head_server.port={environment.port}")
+        done = collect(f"+head_server.port={environment.port}", "+max_total_tokens=1000", "+json=true")
+        again = collect(f"+head_server.port={environment.port}", "+max_total_tokens=1001", *RESUMED, "+num_repeats=2")
 
-    assert done.exit_code == 0, done.stderr
+    assert (done.exit_code, again.exit_code) == (0, 0), done.stderr + again.stderr
+    assert json.loads(done.stdout)["budgets"]["max_total_tokens"]["used"] == 3 * made * 5
+    assert json.loads(again.stdout)["budgets"]["max_total_tokens"]["used"] == 6 * made * 5
     records = lines_in(Path("out.jsonl"))
-    assert [record["reward"] for record in records] == [1.0] * 3
+    assert [record["reward"] for record in records] == [1.0] * 6
     assert all("duration_s" in record["_ng_timing"] for record in records)
-    assert environment.asked["/run"] == 3 * made
-    assert environment.asked["/verify"] == (3 if made == 1 else 0)
-    assert len(lines_in(Path("out_failures.jsonl"))) == 3
+    assert environment.asked["/run"] == 6 * made
+    assert environment.asked["/verify"] == (6 if made == 1 else 0)
+    assert len(lines_in(Path("out_failures.jsonl"))) == 6
 
 
 def test_a_reward_that_is_no_number_costs_no_call_again_where_the_response_can_be_scored(collect: Collect) -> None:
@@ -213,7 +217,7 @@ def test_a_reward_that_is_no_number_costs_no_call_again_where_the_response_can_b
         done = collect(f"+head_server.port={environment.port}")
 
     assert done.exit_code == 1
-    assert [record["n"] for record in lines_in(Path("out.jsonl"))] == [1, 2]
+    assert sorted(record["n"] for record in lines_in(Path("out.jsonl"))) == [1, 2]
     failures = Counter(failure["_ng_task_index"] for failure in lines_in(Path("out_failures.jsonl")))
     assert failures == {0: 3, 1: 1, 2: 1}
     assert (environment.asked["/run"], environment.asked["/verify"]) == (3, 4)
