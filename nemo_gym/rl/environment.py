@@ -177,6 +177,10 @@ def _part(config: Any, key: str) -> Any:
 __all__ = ["NemoGym", "NemoGymConfig", "setup_nemo_gym_config"]
 
 
+class _TimeIsUp(Exception):  # noqa: N818
+    """The rows of a group have had the time of `rollout_s`."""
+
+
 class NemoGym:
     """Starts the servers of a configuration, or attaches to running ones, and runs rollouts on them."""
 
@@ -265,7 +269,8 @@ class NemoGym:
         """Run every row at its agent; results in row order, each with its message log, and timings and counters.
 
         Each row's `_rowidx` is its position. Every result is there, or an error is raised. With `min_group_size`, so
-        many are enough: the others have a `mask_reason` and no messages.
+        many are enough: the others, such as a row that is not back within `rollout_s`, have a `mask_reason` and no
+        messages.
 
         Raises:
             GymTransportError: rows never came back, within their dispatches or within `rollout_s`.
@@ -285,9 +290,10 @@ class NemoGym:
         limit_s = timeouts.rollout_s if timeouts is not None else None
         try:
             with timer.time("total"):
-                late = f"within rollout_s={limit_s or 0:g} s"
-                async with deadline(limit_s, lambda: dispatch.never_came_back(late), self._gate):
+                async with deadline(limit_s, _TimeIsUp, self._gate):
                     await self._run(dispatch, policy, timer, timer_prefix)
+        except _TimeIsUp:
+            dispatch.end(f"within rollout_s={limit_s or 0:g} s")
         finally:
             self._totals["rollout/gym_row_redispatch_total"] += dispatch.redispatches
             self._totals["rollout/lp_nan_retry_total"] += dispatch.nan_retries

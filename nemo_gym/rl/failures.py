@@ -191,7 +191,7 @@ class RolloutTimeouts:
     """How long things may take, in seconds; None sets no limit beyond those of the HTTP client."""
 
     rollout_s: float | None = None
-    """One group on the servers' path, all its dispatches together."""
+    """One row on the servers' path, all its dispatches together; the rows of a group begin at the same time."""
     generation_s: float | None = None
     """One turn of the policy on the native path."""
     env_s: float | None = None

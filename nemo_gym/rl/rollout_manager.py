@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 TASK_NAME = "nemo_gym"
 TIMER_PREFIX = "timing/rollout"
+_HANGS_AFTER_S = 30.0
+"""An environment that has not answered so long after `rollout_s` hangs."""
 _UNSUPPORTED = ("stop_strings", "stop_token_ids", "top_k")
 TokenizerType: TypeAlias = Tokenizer
 """Any tokenizer with the methods used here; those of transformers are."""
@@ -197,11 +199,13 @@ class AsyncNemoGymRolloutImpl:
         names = ("timeouts", "retry_policy", "min_group_size")
         options = {name: getattr(self, name) for name in names}
         given = {name: value for name, value in options.items() if value is not None}
-        seconds = self.timeouts.rollout_s if self.timeouts else None
         began = self.gate.version
         every_row = [row[ROW_INDEX_KEY] for row in inputs]
-        late = f"within rollout_s={seconds or 0:g} s"
-        async with deadline(seconds, lambda: _never_came_back(every_row, late), self.gate):
+        # The environment ends its rows at rollout_s. This bounds the wait for an environment that itself hangs.
+        limit_s = self.timeouts.rollout_s if self.timeouts else None
+        patience_s = None if limit_s is None else limit_s + _HANGS_AFTER_S
+        hangs = f"although their time was up {_HANGS_AFTER_S:g} s ago (rollout_s={limit_s or 0:g} s): it hangs"
+        async with deadline(patience_s, lambda: _never_came_back(every_row, hangs), self.gate):
             results, timing = await call(
                 self._environment().run_rollouts, inputs, self.tokenizer, timer_prefix, **given
             )

@@ -72,7 +72,8 @@ class RowDispatch:
         self._results: dict[int, dict[str, Any]] = {}
         self._lost: Counter[int] = Counter()
         self._nan_runs: Counter[int] = Counter()
-        self._last_loss: Exception | None = None
+        self._losses: dict[int, Exception] = {}
+        """What each lost row failed with the last time."""
         _check_indices(self._rows)
 
     @property
@@ -122,17 +123,28 @@ class RowDispatch:
             return
         index = row[ROW_INDEX_KEY]
         self._lost[index] += 1
-        self._last_loss = error
+        self._losses[index] = error
         if self._lost[index] >= self._max_sends:
-            self._leave_out(row, self.never_came_back(f"after {self._lost[index]} dispatches"), error)
+            self._leave_out(row, self._never_came_back([row], f"after {self._lost[index]} dispatches"), error)
             return
         logger.warning("row %d did not come back and is sent again: %s", index, _words(error))
 
-    def never_came_back(self, when: str) -> GymTransportError:
-        """An error that names every row still owed."""
-        missing = [row[ROW_INDEX_KEY] for row in self.owed]
-        last = "" if self._last_loss is None else f"; the last of them failed with {_words(self._last_loss)}"
-        return GymTransportError(f"rows {missing} of {len(self._rows)} never came back {when}{last}")
+    def end(self, when: str) -> None:
+        """Leave out every row that is not back yet.
+
+        Raises:
+            GymTransportError: too few would be left; the message names every one of these rows.
+        """
+        missing = self.owed
+        if len(self._rows) - self._left_out - len(missing) < self._min_rows:
+            raise self._never_came_back(missing, when)
+        for row in missing:
+            self._leave_out(row, self._never_came_back([row], when))
+
+    def _never_came_back(self, rows: Sequence[Row], when: str) -> GymTransportError:
+        indices = [row[ROW_INDEX_KEY] for row in rows]
+        last = next((f"; the last time with {_words(self._losses[it])}" for it in indices if it in self._losses), "")
+        return GymTransportError(f"rows {indices} of {len(self._rows)} never came back {when}{last}")
 
     def results(self) -> list[dict[str, Any]]:
         """What came back, in row order."""

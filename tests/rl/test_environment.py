@@ -273,7 +273,43 @@ def test_rows_that_are_lost_for_good_are_masked_too(
     manager = manager_of(attached(answer), tokenizer, 3, min_group_size=2, retry_policy=TWICE)
     group = group_of(manager, rows)
     assert [completion.mask_reason is None for completion in group.completions] == [False, True, True]
-    assert "rows [0] of 3 never came back after 2 dispatches" in group.completions[0].mask_reason
+    assert group.completions[0].mask_reason.startswith("rows [0] of 3 never came back after 2 dispatches")
+
+
+def test_one_hung_rollout_is_masked_and_its_siblings_are_not_made_again(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    sent: Counter[int] = Counter()
+
+    async def answer(row: dict[str, Any]) -> Any:
+        sent[row["_rowidx"]] += 1
+        if row["_rowidx"] == 3:
+            await asyncio.sleep(3600)
+        return result_of(row)
+
+    limits = {"timeouts": RolloutTimeouts(rollout_s=1), "retry_policy": RolloutRetryPolicy(3, 3, 3)}
+    manager = manager_of(attached(answer), tokenizer, 8, min_group_size=6, **limits)
+    group = group_of(manager, rows)
+
+    reasons = [completion.mask_reason for completion in group.completions]
+    assert reasons == [None] * 3 + ["rows [3] of 8 never came back within rollout_s=1 s"] + [None] * 4
+    assert sent == dict.fromkeys(range(8), 1)
+    assert group.rollout_metrics["masked_completions"] == 1
+    assert group.rollout_metrics["timing/rollout/run_rollouts"] < 20, "the group ends with its limit"
+
+
+def test_too_many_hung_rollouts_fail_their_group_and_each_is_named(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    async def answer(row: dict[str, Any]) -> Any:
+        if row["_rowidx"] in (0, 2, 3):
+            await asyncio.sleep(3600)
+        return result_of(row)
+
+    limits: Any = {"timeouts": RolloutTimeouts(rollout_s=1)}
+    manager = manager_of(attached(answer), tokenizer, 8, min_group_size=6, **limits)
+    with pytest.raises(GymTransportError, match=r"rows \[0, 2, 3\] of 8 never came back within rollout_s=1 s"):
+        group_of(manager, rows)
 
 
 def test_a_result_that_says_so_is_masked_and_keeps_its_reward(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nemo_gym.rl import rollout_manager
 from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure, RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, PromptGroupRecord, RolloutOverrides, as_list
 from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager
@@ -277,11 +278,12 @@ def test_a_row_that_never_returns_fails_the_group(results: list[Any]) -> None:
         run(Gym(lambda rows: (results, {})))
 
 
-def test_an_environment_that_never_answers_is_given_up_in_time() -> None:
+def test_an_environment_that_hangs_ends_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(rows: Any) -> Any:
         await asyncio.sleep(3600)
 
-    with pytest.raises(GymTransportError, match=r"rows \[0, 1, 2\] never came back .* rollout_s=0.05 s"):
+    monkeypatch.setattr(rollout_manager, "_HANGS_AFTER_S", 0.05)
+    with pytest.raises(GymTransportError, match=r"rows \[0, 1, 2\] never came back .*rollout_s=0.05 s\): it hangs"):
         run(Gym(never), timeouts=RolloutTimeouts(rollout_s=0.05))
 
 
