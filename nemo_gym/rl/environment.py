@@ -341,25 +341,25 @@ class NemoGym:
         raise NotImplementedError("NemoGym reports metrics with each group; call run_rollouts")
 
     async def _run(self, dispatch: RowDispatch, policy: RolloutRetryPolicy, timer: Timer, prefix: str) -> None:
-        """Send what is owed, in rounds, until nothing is."""
+        """Send every row, a lost one again as soon as its pause is over, until none is pending."""
         assert self._collector is not None
-        rounds = 0
-        while owed := dispatch.owed:
-            if rounds and dispatch.redispatches:
-                await asyncio.sleep(policy.backoff_s(rounds))
-            rounds += 1
-            captured = self._captured
-            async with self._collector.sending(captured.named(owed) if captured else owed) as outcomes:
-                for _ in owed:
-                    with timer.time(f"{prefix}/await_results"):
-                        row, outcome = await self._next(outcomes)
-                    if isinstance(outcome, Exception):
-                        dispatch.failed(row, outcome)
-                        continue
+        captured = self._captured
+        async with self._collector.sending() as rows_sent:
+            rows_sent.send(captured.named(dispatch.owed) if captured else dispatch.owed)
+            while dispatch.owed:
+                with timer.time(f"{prefix}/await_results"):
+                    row, outcome = await self._next(rows_sent.outcomes)
+                if isinstance(outcome, Exception):
+                    dispatch.failed(row, outcome)
+                else:
                     with timer.time(f"{prefix}/postprocess_results"):
                         if captured is not None:
                             await captured.put_onto(row, outcome)
                         dispatch.arrived(row, outcome)
+                if dispatch.is_owed(row):
+                    losses = dispatch.losses_of(row)
+                    pause_s = policy.backoff_s(losses) if losses else 0.0
+                    rows_sent.send(captured.named([row]) if captured else [row], pause_s)
 
     async def _next(self, outcomes: "asyncio.Queue[RowOutcome]") -> RowOutcome:
         """Wait for a rollout, but not for servers of ours that have ended; hosts come and go meanwhile."""

@@ -1,8 +1,8 @@
 """Rows on their way to the agents and back: what is sent again, how often, when it is given up, and to which servers.
 
-A row whose request failed in the infrastructure is sent again, up to its budget, without its siblings. So is one
-that came back with NaN log-probs, up to a budget of its own. A failure of any other kind dooms the group at once,
-unless a group may be partial: then the row is left out as long as enough others remain.
+A row whose request failed in the infrastructure is sent again, up to its budget, without its siblings and without
+waiting for them. So is one that came back with NaN log-probs, up to a budget of its own. A failure of any other kind
+dooms the group at once, unless a group may be partial: then the row is left out as long as enough others remain.
 
 A trainer attaches to the servers of a run once and stays for days. Hosts that are added, or started again at another
 address, meanwhile are found here: the head server is asked every second, while rows are under way, whether its list has
@@ -12,7 +12,7 @@ changed. A model server that is new hears how the weights are before it is sent 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -78,8 +78,16 @@ class RowDispatch:
 
     @property
     def owed(self) -> list[Row]:
-        """The rows that are to be sent now."""
-        return [row for row in self._rows if row[ROW_INDEX_KEY] not in self._results]
+        """The rows that are not back yet."""
+        return [row for row in self._rows if self.is_owed(row)]
+
+    def is_owed(self, row: Row) -> bool:
+        """Return whether a row is not back yet; after `arrived` or `failed`, whether it is to be sent again."""
+        return row[ROW_INDEX_KEY] not in self._results
+
+    def losses_of(self, row: Row) -> int:
+        """Return how often a row was lost."""
+        return self._lost[row[ROW_INDEX_KEY]]
 
     @property
     def redispatches(self) -> int:
@@ -206,6 +214,23 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+class RowsSent:
+    """Rows on their way: `outcomes` gets the outcome of every one."""
+
+    def __init__(self, collect: Callable[[list[Row], "asyncio.Queue[RowOutcome]"], Awaitable[None]]) -> None:
+        self.outcomes: asyncio.Queue[RowOutcome] = asyncio.Queue()
+        self.tasks: list[asyncio.Task[None]] = []
+        self._collect = collect
+
+    def send(self, rows: list[Row], after_s: float = 0.0) -> None:
+        """Send rows, at once or after a pause."""
+        self.tasks.append(asyncio.create_task(self._send(rows, after_s)))
+
+    async def _send(self, rows: list[Row], after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await self._collect(rows, self.outcomes)
+
+
 class ServersOfRun(RolloutCollectionHelper):
     """Sends rows without a progress line per group, to whichever hosts the run has by then."""
 
@@ -250,14 +275,13 @@ class ServersOfRun(RolloutCollectionHelper):
             )
 
     @asynccontextmanager
-    async def sending(self, rows: list[Row]) -> "AsyncIterator[asyncio.Queue[RowOutcome]]":
-        """A queue that gets the outcome of every row; what is in flight when the block ends is cancelled."""
-        outcomes: asyncio.Queue[RowOutcome] = asyncio.Queue()
-        task = asyncio.create_task(self._collect(rows, outcomes))
+    async def sending(self) -> "AsyncIterator[RowsSent]":
+        """Send rows; what is in flight when the block ends is cancelled."""
+        rows_sent = RowsSent(self._collect)
         try:
-            yield outcomes
+            yield rows_sent
         finally:
-            await cancel_and_drain([task])
+            await cancel_and_drain(rows_sent.tasks)
 
     async def _collect(self, rows: list[Row], outcomes: "asyncio.Queue[RowOutcome]") -> None:
         assert self._client is not None

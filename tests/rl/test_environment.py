@@ -298,6 +298,26 @@ def test_one_hung_rollout_is_masked_and_its_siblings_are_not_made_again(
     assert group.rollout_metrics["timing/rollout/run_rollouts"] < 20, "the group ends with its limit"
 
 
+def test_a_lost_row_is_sent_again_while_a_sibling_hangs(
+    attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
+) -> None:
+    sent: Counter[int] = Counter()
+
+    async def answer(row: dict[str, Any]) -> Any:
+        sent[row["_rowidx"]] += 1
+        if row["_rowidx"] == 0 and sent[0] == 1:
+            return Response("busy", status_code=503)
+        if row["_rowidx"] == 2:
+            await asyncio.sleep(3600)
+        return result_of(row)
+
+    limits: Any = {"timeouts": RolloutTimeouts(rollout_s=2), "retry_policy": TWICE}
+    group = group_of(manager_of(attached(answer), tokenizer, 3, min_group_size=2, **limits), rows)
+
+    assert [completion.mask_reason is None for completion in group.completions] == [True, True, False]
+    assert sent == {0: 2, 1: 1, 2: 1}
+
+
 def test_too_many_hung_rollouts_fail_their_group_and_each_is_named(
     attached: Attach, rows: Rows, result_of: ResultOf, tokenizer: Any
 ) -> None:

@@ -201,7 +201,7 @@ def test_log_probs_that_are_no_numbers_are_tried_again_and_then_a_data_failure(
 
     with pytest.raises(RolloutDataFailure, match=f"came back with NaN log-probs {NAN_RUNS} times"):
         asyncio.run(manager.run_rollout(example.grpo.sample_of((3, 4), endpoint.tokenizer)))
-    assert endpoint.answers - before > GROUP_SIZE * (NAN_RUNS - 1)
+    assert endpoint.answers - before >= NAN_RUNS, "each time it was asked for anew"
 
 
 def test_an_over_long_prompt_is_a_data_failure(example: Any, endpoint: Endpoint, manager: RolloutManager) -> None:
