@@ -13,6 +13,7 @@ on after `resume`.
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy, deepcopy
@@ -52,7 +53,7 @@ from nemo_gym.rl.interfaces import (
 )
 from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
 from nemo_gym.rl.rewards import gym_metrics, reward_of_result
-from nemo_gym.rl.samples import ROW_INDEX_KEY, completions_of, mask_reason_of
+from nemo_gym.rl.samples import ROW_INDEX_KEY, completions_of, copied_log, mask_reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -125,26 +126,17 @@ class AsyncNemoGymRolloutImpl:
         """
         timer = Timer()
         with timer.time(f"{TIMER_PREFIX}/total"):
-            inputs = self._build_inputs(input_sample)
-            with timer.time(f"{TIMER_PREFIX}/run_rollouts"):
-                completions, gym_timing = await self._run_rollouts(inputs, timer, TIMER_PREFIX)
-            with timer.time(f"{TIMER_PREFIX}/compute_metrics"):
-                agent = inputs[0][AGENT_REF_KEY_NAME]["name"]
-                finished = [completion for completion in completions if completion.env_extras is not None]
-                metrics = self._compute_rollout_metrics(finished, agent)
-                metrics = _without_row_fields(metrics, finished, inputs[0], agent)
-                if self.min_group_size is not None:
-                    metrics["masked_completions"] = sum(it.mask_reason is not None for it in completions)
+            completions, metrics = await self._run_rollouts(self._build_inputs(input_sample), timer, TIMER_PREFIX)
         return PromptGroupRecord(
             prompt_idx=input_sample["idx"],
-            prompt=input_sample["message_log"],
+            prompt=_prompt_of(input_sample, completions),
             extra_env_info=input_sample["extra_env_info"],
             metadata={
                 "task_name": TASK_NAME,
                 **({} if self.overrides.split is None else {"split": self.overrides.split}),
             },
             completions=completions,
-            rollout_metrics={**metrics, **gym_timing, **timer.get_timing_metrics(reduction_op="sum")},
+            rollout_metrics={**metrics, **timer.get_timing_metrics(reduction_op="sum")},
         )
 
     async def pause(self, abort: Abort | None, grace_s: float) -> None:
@@ -195,7 +187,22 @@ class AsyncNemoGymRolloutImpl:
     async def _run_rollouts(
         self, inputs: list[dict[str, Any]], timer: Timer, timer_prefix: str
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Completions in row order, and what the environment measured."""
+        """Return completions in row order, and their metrics with what the environment measured."""
+        with timer.time(f"{timer_prefix}/run_rollouts"):
+            completions, measured = await self._completions(inputs, timer_prefix)
+        with timer.time(f"{timer_prefix}/compute_metrics"):
+            agent = inputs[0][AGENT_REF_KEY_NAME]["name"]
+            scored = [completion for completion in completions if not math.isnan(completion.reward)]
+            metrics = self._compute_rollout_metrics(scored, agent) if scored else {}
+            metrics = _without_row_fields(metrics, scored, inputs[0], agent)
+            masked = sum(completion.mask_reason is not None for completion in completions)
+            if masked or self.min_group_size is not None:
+                metrics["masked_completions"] = masked
+        return completions, {**metrics, **measured}
+
+    async def _completions(
+        self, inputs: list[dict[str, Any]], timer_prefix: str
+    ) -> tuple[list[Completion], dict[str, Any]]:
         names = ("timeouts", "retry_policy", "min_group_size")
         options = {name: getattr(self, name) for name in names}
         given = {name: value for name, value in options.items() if value is not None}
@@ -252,6 +259,13 @@ class AsyncNemoGymRolloutImpl:
 
     def _compute_rollout_metrics(self, completions: list[Completion], agent_name: str) -> dict[str, Any]:
         return gym_metrics(completions, agent_name)
+
+
+def _prompt_of(sample: DatumSpec, completions: Sequence[Completion]) -> MessageLog:
+    """Return the prompt of a sample; the one that the policy saw, where the sample has no tokens of it."""
+    own = sample["message_log"]
+    has_tokens = any(len(message.get("token_ids", ())) for message in own)
+    return own if has_tokens else copied_log(completions[0].message_log[:1])
 
 
 def _why_incomplete(result: Mapping[str, Any]) -> str | None:

@@ -139,10 +139,14 @@ def mask_reason_of(result: Mapping[str, Any]) -> str | None:
     return "instance_config.mask_sample" if isinstance(instance, Mapping) and instance.get("mask_sample") else None
 
 
+def copied_log(message_log: MessageLog) -> MessageLog:
+    """Return messages of their own, with tensors of their own."""
+    return with_tensors([{**message, "token_ids": as_list(message["token_ids"])} for message in message_log])
+
+
 def masked_completion(reason: str, prompt: MessageLog) -> Completion:
     """What stands in a group for an attempt that failed: the prompt, no reward, and nothing to train on."""
-    log = with_tensors([{**message, "token_ids": as_list(message["token_ids"])} for message in prompt])
-    return Completion(log, env_extras=None, truncated=False, reward=math.nan, mask_reason=reason)
+    return Completion(copied_log(prompt), env_extras=None, truncated=False, reward=math.nan, mask_reason=reason)
 
 
 def completions_of(

@@ -149,6 +149,24 @@ def test_a_log_of_exactly_the_limit_counts_as_truncated(max_seq_len: int, trunca
     assert record.rollout_metrics["natural_termination_rate"] == 1 - float(truncated)
 
 
+@pytest.mark.parametrize("placeholder", [[], [{"role": "user", "content": "", "token_ids": []}], [{"role": "user"}]])
+def test_the_prompt_of_a_sample_without_tokens_is_the_one_that_the_policy_saw(placeholder: Any) -> None:
+    record = run(Gym(good), {**sample(), "message_log": placeholder})
+
+    assert [(it["role"], as_list(it["token_ids"])) for it in record.prompt] == [("user", [1, 2, 3])]
+    assert record.prompt[0] is not record.completions[0].message_log[0]
+
+
+def test_the_prompt_of_a_masked_completion_will_do_too() -> None:
+    def answer(rows: list[Any]) -> Any:
+        return [{**processed(), "mask_reason": "lost"}, processed(), processed()], {}
+
+    record = run(Gym(answer), {**sample(), "message_log": []}, min_group_size=2)
+
+    assert record.completions[0].mask_reason == "lost"
+    assert as_list(record.prompt[0]["token_ids"]) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("response", "reason"),
     [

@@ -157,7 +157,8 @@ def test_a_group_of_the_servers_path(attached: Any, rows: Any, result_of: Any, t
 
     assert type(record) is PromptGroupRecord
     assert (record.prompt_idx, record.metadata) == (8, {"task_name": "nemo_gym"})
-    assert record.prompt is sample["message_log"]
+    assert [message["token_ids"].tolist() for message in record.prompt] == [[104, 105]]
+    assert record.prompt[0]["token_ids"].dtype == torch.int64
     for completion in record.completions:
         check_completion(completion, [121, 101, 115])
         assert [message["role"] for message in completion.message_log] == ["user", "assistant"]
@@ -188,13 +189,16 @@ def test_the_steps_of_the_servers_path(attached: Any, rows: Any, result_of: Any,
 
     timer = Timer()
     answer = asyncio.run(impl._run_rollouts(inputs, timer, "timing/rollout"))
-    completions, timing = answer
+    completions, metrics = answer
     assert type(answer) is tuple
     assert [type(completion) for completion in completions] == [Completion, Completion]
-    assert type(timing) is dict
-    assert all(type(value) is float for value in timing.values())
-    metrics = impl._compute_rollout_metrics(completions, "some_agent")
-    assert metrics["some_agent/reward/mean"] == 1.0
+    assert type(metrics) is dict
+    measured = ("gym_row_redispatches", "timing/rollout/await_results", "timing/rollout/postprocess_results")
+    assert all(type(metrics[name]) is float for name in measured)
+    assert timer.get_timing_metrics().keys() == {"timing/rollout/run_rollouts", "timing/rollout/compute_metrics"}
+    computed = impl._compute_rollout_metrics(completions, "some_agent")
+    assert computed["some_agent/reward/mean"] == metrics["some_agent/reward/mean"] == 1.0
+    assert computed["total_reward/mean"] == metrics["total_reward/mean"] == 1.0
 
 
 def test_post_processing_returns_tensors_and_the_first_message_itself(attached: Any, rows: Any, result_of: Any) -> None:
