@@ -52,6 +52,7 @@ from nemo_gym.rl.message_log import (
     versions_told,
 )
 from nemo_gym.rl.rewards import Reward, native_metrics, reward_of_one
+from nemo_gym.rl.samples import masked_completion, why_over_long
 
 UNLIMITED_TURNS = 999_999
 _TURNS_WITHOUT_PROGRESS = 3
@@ -238,12 +239,14 @@ class AsyncRolloutImpl:
         """
         timer = Timer()
         with timer.time("timing/rollout/total"):
-            with timer.time("timing/rollout/run_rollouts"):
-                indices = range(self.num_generations_per_prompt)
-                finished = await gather_or_cancel([self._run_single_rollout(input_sample, index) for index in indices])
-            completions = [completion for completion, _ in finished]
-            with timer.time("timing/rollout/aggregate_metrics"):
-                metrics = self._aggregate_rollout_metrics(completions, [numbers for _, numbers in finished])
+            over_long = why_over_long(input_sample["message_log"], self.max_seq_len)
+            if over_long is None:
+                completions, metrics = await self._run_rollouts(input_sample, timer)
+            else:
+                count = self.num_generations_per_prompt
+                prompt = input_sample["message_log"]
+                completions = [masked_completion(over_long, prompt, "max_seq_len") for _ in range(count)]
+                metrics = {"masked_completions": count}
         return PromptGroupRecord(
             prompt_idx=input_sample["idx"],
             prompt=input_sample["message_log"],
@@ -252,6 +255,15 @@ class AsyncRolloutImpl:
             completions=completions,
             rollout_metrics={**metrics, **timer.get_timing_metrics(reduction_op="sum")},
         )
+
+    async def _run_rollouts(self, input_sample: DatumSpec, timer: Timer) -> tuple[list[Completion], dict[str, Any]]:
+        """Return the attempts at a prompt, made at the same time, and their metrics."""
+        with timer.time("timing/rollout/run_rollouts"):
+            indices = range(self.num_generations_per_prompt)
+            finished = await gather_or_cancel([self._run_single_rollout(input_sample, index) for index in indices])
+        completions = [completion for completion, _ in finished]
+        with timer.time("timing/rollout/aggregate_metrics"):
+            return completions, self._aggregate_rollout_metrics(completions, [numbers for _, numbers in finished])
 
     async def _run_single_rollout(self, input_sample: DatumSpec, traj_idx: int) -> tuple[Completion, dict[str, Any]]:
         """One attempt, turn by turn, and the numbers for its group's metrics."""

@@ -52,8 +52,8 @@ from nemo_gym.rl.interfaces import (
     with_tensors,
 )
 from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
-from nemo_gym.rl.rewards import gym_metrics, reward_of_result
-from nemo_gym.rl.samples import ROW_INDEX_KEY, completions_of, copied_log, mask_reason_of
+from nemo_gym.rl.rewards import Reward, gym_metrics, reward_of_result
+from nemo_gym.rl.samples import ROW_INDEX_KEY, completions_of, copied_log, mask_reason_of, why_over_long
 
 logger = logging.getLogger(__name__)
 
@@ -242,10 +242,11 @@ class AsyncNemoGymRolloutImpl:
         if self.mask_interrupted:
             for log in (message_log, *branches):
                 mask_older_parts(log)
+        over_long = why_over_long(message_log, self.max_seq_len)
         reason = _why_incomplete(full_result)
-        if num_tokens(message_log) == self.max_seq_len:
+        if over_long is not None or num_tokens(message_log) == self.max_seq_len:
             reason = reason or "max_seq_len"
-        reward = reward_of_result(full_result, self.reward_weights)
+        reward = reward_of_result(full_result, self.reward_weights) if over_long is None else Reward(math.nan, {})
         return Completion(
             message_log=message_log,
             env_extras=full_result,
@@ -254,7 +255,7 @@ class AsyncNemoGymRolloutImpl:
             truncation_reason=reason,
             reward_components=reward.components,
             branches=branches,
-            mask_reason=mask_reason_of(full_result),
+            mask_reason=over_long or mask_reason_of(full_result),
         )
 
     def _compute_rollout_metrics(self, completions: list[Completion], agent_name: str) -> dict[str, Any]:

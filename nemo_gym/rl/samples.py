@@ -17,12 +17,13 @@ conversation only; here every one of them becomes a sample.
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from nemo_gym.keys import AGENT_REF_KEY_NAME, ROLLOUT_ID_KEY_NAME
 from nemo_gym.rl.failures import NoGenerationDataError, RolloutDataFailure
-from nemo_gym.rl.interfaces import Completion, Message, MessageLog, as_list, with_tensors
+from nemo_gym.rl.interfaces import Completion, Message, MessageLog, as_list, num_tokens, with_tensors
 from nemo_gym.runs.record import Result, Row
 from nemo_gym.token_id_capture.builder import BuildOutput, Chain, ChainLink, project_chain_to_output_items, run_builder
 from nemo_gym.token_id_capture.config import token_id_capture_config, token_id_capture_enabled_for_agent
@@ -139,14 +140,28 @@ def mask_reason_of(result: Mapping[str, Any]) -> str | None:
     return "instance_config.mask_sample" if isinstance(instance, Mapping) and instance.get("mask_sample") else None
 
 
+def why_over_long(message_log: MessageLog, max_seq_len: int) -> str | None:
+    """Return why a prompt is too long to be trained on; None when it is not."""
+    prompt = takewhile(lambda message: message["role"] != "assistant", message_log)
+    length = num_tokens(list(prompt))
+    return f"the prompt has {length} tokens, more than max_seq_len={max_seq_len}" if length > max_seq_len else None
+
+
 def copied_log(message_log: MessageLog) -> MessageLog:
     """Return messages of their own, with tensors of their own."""
     return with_tensors([{**message, "token_ids": as_list(message["token_ids"])} for message in message_log])
 
 
-def masked_completion(reason: str, prompt: MessageLog) -> Completion:
-    """What stands in a group for an attempt that failed: the prompt, no reward, and nothing to train on."""
-    return Completion(copied_log(prompt), env_extras=None, truncated=False, reward=math.nan, mask_reason=reason)
+def masked_completion(reason: str, prompt: MessageLog, truncation_reason: str | None = None) -> Completion:
+    """What stands in a group for an attempt without a result: the prompt, no reward, and nothing to train on."""
+    return Completion(
+        copied_log(prompt),
+        env_extras=None,
+        truncated=truncation_reason is not None,
+        reward=math.nan,
+        truncation_reason=truncation_reason,
+        mask_reason=reason,
+    )
 
 
 def completions_of(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.rl import rollout_manager
+from nemo_gym.rl.batches import collate
 from nemo_gym.rl.failures import GymTransportError, RolloutDataFailure, RolloutRetryPolicy, RolloutTimeouts
 from nemo_gym.rl.interfaces import DatumSpec, GenerationConfig, PromptGroupRecord, RolloutOverrides, as_list
 from nemo_gym.rl.rollout_manager import AsyncNemoGymRolloutImpl, AsyncRolloutImpl, RolloutManager
@@ -147,6 +148,30 @@ def test_a_log_of_exactly_the_limit_counts_as_truncated(max_seq_len: int, trunca
     assert record.completions[0].truncated is truncated
     assert record.rollout_metrics["truncation_rate"] == float(truncated)
     assert record.rollout_metrics["natural_termination_rate"] == 1 - float(truncated)
+
+
+def test_a_prompt_longer_than_the_limit_is_masked_and_not_scored() -> None:
+    record = run(Gym(good), max_seq_len=2)
+
+    for completion in record.completions:
+        assert completion.mask_reason == "the prompt has 3 tokens, more than max_seq_len=2"
+        assert (completion.truncation_reason, math.isnan(completion.reward)) == ("max_seq_len", True)
+    assert record.rollout_metrics["masked_completions"] == 3
+    assert "total_reward/mean" not in record.rollout_metrics
+    assert collate([record], as_numpy=True)["sample_mask"].tolist() == [0, 0, 0]
+
+
+def test_metrics_are_those_of_the_prompts_that_fit() -> None:
+    def answer(rows: list[Any]) -> Any:
+        results = good(rows)[0]
+        results[0]["message_log"][0]["token_ids"] = list(range(101))  # this agent put something before the question
+        return results, {}
+
+    record = run(Gym(answer))
+
+    assert [completion.mask_reason is None for completion in record.completions] == [False, True, True]
+    assert record.rollout_metrics["total_reward/mean"] == 1.5
+    assert record.rollout_metrics["masked_completions"] == 1
 
 
 @pytest.mark.parametrize("placeholder", [[], [{"role": "user", "content": "", "token_ids": []}], [{"role": "user"}]])

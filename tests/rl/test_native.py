@@ -15,6 +15,7 @@ from nemo_gym.rl.failures import (
     RolloutTimeout,
     RolloutTimeouts,
 )
+from nemo_gym.rl.groups import group_advantages
 from nemo_gym.rl.interfaces import DatumSpec, EnvironmentReturn, PromptGroupRecord, RolloutOverrides
 from nemo_gym.rl.rollout_manager import AsyncRolloutImpl, RolloutManager
 
@@ -174,12 +175,9 @@ def test_a_generation_that_was_cut_off_truncates_after_the_environment_had_its_s
     assert record.rollout_metrics["truncation_rate"] == 1.0
 
 
-@pytest.mark.parametrize("max_seq_len", [4, 3])
-def test_an_over_long_prompt_is_a_truncated_completion_without_a_generated_token(
-    tokenizer: Any, max_seq_len: int
-) -> None:
+def test_a_prompt_of_exactly_the_limit_is_a_truncated_completion_without_a_generated_token(tokenizer: Any) -> None:
     generator = Generator(lambda prompt: pytest.fail("there is no room to generate"))
-    record = run(tokenizer, generator, Environment(turns=5), max_seq_len=max_seq_len)
+    record = run(tokenizer, generator, Environment(turns=5), max_seq_len=4)
 
     assert len(record.completions) == 3
     for index, completion in enumerate(record.completions):
@@ -187,6 +185,21 @@ def test_an_over_long_prompt_is_a_truncated_completion_without_a_generated_token
         assert texts(record, index) == [("user", "2+2=", "2+2="), ("assistant", "", ""), ("environment", "ok", "")]
         assert completion.message_log[1]["token_ids"].dtype == torch.int64
         assert completion.message_log[1]["generation_logprobs"].dtype == torch.float32
+
+
+def test_a_prompt_longer_than_the_limit_is_masked_and_not_scored(tokenizer: Any) -> None:
+    generator = Generator(lambda prompt: pytest.fail("there is no room to generate"))
+    environment = Environment()
+    record = run(tokenizer, generator, environment, max_seq_len=3)
+
+    assert len(record.completions) == 3
+    for index, completion in enumerate(record.completions):
+        assert completion.mask_reason == "the prompt has 4 tokens, more than max_seq_len=3"
+        assert (completion.truncation_reason, math.isnan(completion.reward)) == ("max_seq_len", True)
+        assert texts(record, index) == [("user", "2+2=", "2+2=")]
+    assert record.rollout_metrics["masked_completions"] == 3
+    assert group_advantages(record) == [0.0] * 3
+    assert not environment.seen
 
 
 def test_metrics_of_a_group(tokenizer: Any) -> None:
