@@ -66,7 +66,7 @@ def sample_of(pair: tuple[int, int], tokenizer: ToyTokenizer) -> DatumSpec:
     """The prompt for a sum; its `extra_env_info` is the row that the servers' path sends."""
     question = f"{pair[0]}+{pair[1]}="
     messages = [{"role": "user", "content": question}]
-    token_ids = torch.tensor(tokenizer.apply_chat_template(messages))
+    token_ids = torch.tensor(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     row = {
         "question": question,
         "responses_create_params": {"input": messages},

@@ -42,15 +42,22 @@ class ToyTokenizer:
         return [self.decode(sequence, skip_special_tokens=skip_special_tokens) for sequence in sequences]
 
     def apply_chat_template(
-        self, conversation: Sequence[Any], *, tokenize: bool = True, add_generation_prompt: bool = True
+        self,
+        conversation: Sequence[Any],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        return_dict: bool = True,
     ) -> Any:
-        """Every message as its mark, its text and an end, then the mark of the assistant."""
+        """Every message as its mark, its text and an end; defaults and answers are those of transformers 5."""
         ids: list[int] = []
         for message in conversation:
             ids += [ID_OF[f"<{message['role']}>"], *self(text_of(message))["input_ids"], END]
         if add_generation_prompt:
             ids.append(ID_OF["<assistant>"])
-        return ids if tokenize else self.decode(ids)
+        if not tokenize:
+            return self.decode(ids)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)} if return_dict else ids
 
 
 def text_of(message: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ def chat_app(sampler: Sampler, tokenizer: ToyTokenizer) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def complete(body: dict[str, Any] = Body()) -> Any:
-        prompt = tokenizer.apply_chat_template(body["messages"])
+        prompt = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=False)
         if len(prompt) >= MAX_MODEL_LEN:
             words = f"This model's maximum context length is {MAX_MODEL_LEN} tokens; the prompt has {len(prompt)}."
             return JSONResponse({"error": {"message": words, "code": 400}}, status_code=400)

@@ -87,8 +87,10 @@ class ManagerAgentLoop:
         """One attempt at a row of the data set: `raw_prompt` is a conversation, `data_source` names the environment."""
         generation = ServerManagerGeneration(self.server_manager, sampling_params)
         manager = RolloutManager(self.tokenizer, self.environments, 1, self.max_model_len, policy_generation=generation)
-        prompt_ids = self.tokenizer.apply_chat_template(row["raw_prompt"], add_generation_prompt=True)
-        message = {"role": "user", "content": row["raw_prompt"][-1]["content"], "token_ids": torch.tensor(prompt_ids)}
+        messages = list(row["raw_prompt"])
+        # return_dict=False: without it, transformers 5 answers with a mapping
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        message = {"role": "user", "content": messages[-1]["content"], "token_ids": torch.tensor(ids)}
         sample: DatumSpec = {
             "idx": row.get("index", 0),
             "message_log": [message],

@@ -321,7 +321,7 @@ class Tokenizer(Protocol):
         """The texts of several lists of token ids."""
 
     def apply_chat_template(self, conversation: Any, *, tokenize: bool = ...) -> Any:
-        """The prompt a conversation makes."""
+        """Token ids of the prompt that a conversation makes, alone or as `["input_ids"]`."""
 
 
 class GroupBuffer(Protocol):

@@ -214,7 +214,9 @@ def _first_text(parts: Any) -> str | None:
 def _no_generation(result: dict[str, Any], output: list[dict[str, Any]], tokenizer: Any) -> str:
     asked = result.get("responses_create_params", {}).get("input")
     try:
-        length = f"{len(tokenizer.apply_chat_template(asked, tokenize=True))} tokens"
+        ids = tokenizer.apply_chat_template(asked, tokenize=True)
+        # transformers answers with a mapping since version 5, and with the ids alone before that
+        length = f"{len(ids['input_ids'] if isinstance(ids, Mapping) else ids)} tokens"
     except Exception as error:  # noqa: BLE001 - the length is only part of a message about something else
         length = f"of unknown length ({type(error).__name__}: {error})"
     kinds = ", ".join(str(item.get("type")) for item in output) or "none"

@@ -37,8 +37,10 @@ class CharacterTokenizer:
     def batch_decode(self, sequences: Any, **_: Any) -> list[str]:
         return [self.decode(sequence) for sequence in sequences]
 
-    def apply_chat_template(self, conversation: Any, **_: Any) -> list[int]:
-        return [ord(character) for message in conversation for character in message["content"]]
+    def apply_chat_template(self, conversation: Any, *, return_dict: bool = True, **_: Any) -> Any:
+        """As in transformers 5: a mapping, unless the ids alone are asked for."""
+        ids = [ord(character) for message in conversation for character in message["content"]]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)} if return_dict else ids
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
+import importlib
 from typing import Any
 
 import pytest
 
+from nemo_gym.paths import PARENT_DIR
 from nemo_gym.rl.failures import IncompleteTokenDataError, NoGenerationDataError, NonContiguousTokensError
 from nemo_gym.rl.interfaces import as_list
 from nemo_gym.rl.message_log import build_message_log
@@ -19,9 +21,17 @@ class CountingTokenizer:
         self.calls += 1
         return ["".join(chr(96 + token) for token in sequence) for sequence in sequences]
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool) -> list[int]:
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool) -> Any:
         assert tokenize
         return [1] * sum(len(message["content"]) for message in conversation)
+
+
+class MappingTokenizer(CountingTokenizer):
+    """Answers as transformers 5 does."""
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool) -> Any:
+        ids = super().apply_chat_template(conversation, tokenize=tokenize)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
 def turn(prompt: list[int], generation: list[int], **more: Any) -> Item:
@@ -117,13 +127,25 @@ def test_a_tokenizer_that_cannot_decode_single_tokens_does_not_hide_the_drift() 
         build_message_log(result(turn([1, 2], [3]), turn([1, 2, 4], [7])), Broken(), branches=False)
 
 
-def test_an_over_long_prompt_gives_no_tokens_which_is_an_error_with_its_length() -> None:
+@pytest.mark.parametrize("kind", [CountingTokenizer, MappingTokenizer])
+def test_an_over_long_prompt_gives_no_tokens_which_is_an_error_with_its_length(kind: Any) -> None:
     answer = result({"type": "message", "content": []})
     answer["responses_create_params"] = {"input": [{"role": "user", "content": "x" * 70}]}
 
     with pytest.raises(NoGenerationDataError, match=r"no generation data.*\(message\).*70 tokens") as caught:
-        build_message_log(answer, CountingTokenizer())
+        build_message_log(answer, kind())
     assert isinstance(caught.value, ValueError)
+
+
+def test_the_length_of_a_prompt_is_counted_with_a_tokenizer_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="test-only: make test-rl installs it")
+    monkeypatch.syspath_prepend(str(PARENT_DIR / "docs" / "examples"))
+    tokenizer = importlib.import_module("tiny_transformer").tiny_tokenizer()
+    answer = result({"type": "message", "content": []})
+    answer["responses_create_params"] = {"input": [{"role": "user", "content": "7 " * 38}]}
+
+    with pytest.raises(NoGenerationDataError, match="Its prompt is 40 tokens"):
+        build_message_log(answer, tokenizer)
 
 
 def test_a_prompt_whose_length_cannot_be_told_is_still_that_error() -> None:

@@ -208,7 +208,7 @@ def test_an_over_long_prompt_is_a_data_failure(example: Any, endpoint: Endpoint,
     given = example.grpo.sample_of((3, 4), endpoint.tokenizer)
     given["extra_env_info"]["responses_create_params"]["input"][0]["content"] = "1" * 80
 
-    with pytest.raises(RolloutDataFailure, match=r"no generation data.*83 tokens"):
+    with pytest.raises(RolloutDataFailure, match=r"no generation data.*82 tokens"):
         asyncio.run(manager.run_rollout(given))
 
 
