@@ -10,6 +10,11 @@ UV     := $(shell command -v uv 2>/dev/null)
 RL_VENV := .venv-rl
 TORCH   := torch==2.13.0
 RL_TOOLS := 'pytest>=8.3' 'pytest-xdist>=3.6' 'pyarrow>=23.0.1' 'trl>=1.16'
+# verl admits older versions of transformers than trl wants, so it lies beside the rest, with what importing it takes.
+VERL    := $(RL_VENV)/verl
+VERL_TOOLS := verl==0.9.1 transformers==5.10.4 tokenizers==0.22.2 huggingface-hub==1.33.0 tensordict==0.10.0 ray==2.60.0 \
+	cachetools==8.0.0 cloudpickle==3.1.2 codetiming==1.4.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 \
+	msgpack==1.2.4 pillow==13.0.0 pyvers==0.2.3 referencing==0.37.0 rpds-py==2026.9.1
 # What `make bench-peers` compares with, each in an environment of its own below .venv-peers, named like its target here.
 PEERS := inspect_ai verifiers verifiers_tool_env
 PEER_inspect_ai := inspect_ai==0.3.285 openai==3.49.0
@@ -39,7 +44,7 @@ else
 install = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINNED)
 endif
 
-.PHONY: help install dev quickstart test test-again test-docs test-rl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers walk compare-commits record-responses chaos chaos-short \
+.PHONY: help install dev quickstart test test-again test-docs test-rl test-verl test-ray test-mlflow test-sdk test-browser screenshots docs check coverage lint types imports bench bench-coverage bench-peers walk compare-commits record-responses chaos chaos-short \
 	constraints clean
 
 help: ## this list
@@ -84,6 +89,15 @@ $(RL_VENV)/.installed: pyproject.toml constraints.txt
 
 test-rl: $(RL_VENV)/.installed ## run the tests of nemo_gym.rl with torch, in .venv-rl
 	@$(RL_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -rs tests/rl
+
+$(VERL)/.installed: $(RL_VENV)/.installed
+	@echo "installing verl into $(VERL) ..."
+	@$(RL_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VERL) $(VERL_TOOLS)
+	@rm -rf $(VERL)/tests $(VERL)/scripts  # its wheel has these, too, and they would hide ours
+	@touch $@
+
+test-verl: $(VERL)/.installed ## run the bridge to verl with verl itself, in .venv-rl
+	@PYTHONPATH=$(CURDIR)/$(VERL) $(RL_VENV)/bin/python -m pytest -q -rs tests/rl/test_verl.py
 
 # Ray is large and wanted by few, so it gets an environment of its own, too.
 $(RAY_VENV)/.installed: pyproject.toml constraints.txt
@@ -155,10 +169,11 @@ echo "== $(1)"; $(MAKE) --no-print-directory $(1) || { \
 	$(MAKE) --no-print-directory $(2) || { echo "== $(1) failed twice"; exit 1; }; }
 endef
 
-check: lint types imports ## what CI runs: lint, types, import contract, every test, those of the documentation, with torch, Ray, MLflow and a browser, the site, some faults
+check: lint types imports ## what CI runs: lint, types, import contract, every test, those of the documentation, with torch, verl, Ray, MLflow and a browser, the site, some faults
 	@$(call stage,test,test-again)
 	@$(call stage,test-docs,test-again)
 	@$(call stage,test-rl,test-rl)
+	@$(call stage,test-verl,test-verl)
 	@$(call stage,test-ray,test-ray)
 	@$(call stage,test-mlflow,test-mlflow)
 	@$(call stage,test-sdk,test-sdk)

@@ -5,8 +5,7 @@
 verl makes one agent loop per sample and awaits its `run`. The loop is given a server manager, whose `generate`
 continues token ids, and answers with token ids, a mask of what the policy said, log-probs and the reward.
 `ManagerAgentLoop` is all of that; nothing in it is about this example. Below it stands what verl would do, in small:
-many loops at once, and a step of GRPO on what they return. With verl itself, register a class of your own that is both
-a `ManagerAgentLoop` and verl's base class, with verl's `AgentLoopOutput` as its `output_type`.
+many loops at once, and a step of GRPO on what they return. `verl_loop.py` is the same loop as verl itself loads it.
 
 The last line on stdout is a JSON object with the accuracy on sums that were never trained on, before and after.
 """
@@ -78,18 +77,24 @@ class ManagerAgentLoop:
     output_type: ClassVar[Any] = AgentLoopOutput
 
     def __init__(
-        self, server_manager: Any, tokenizer: Any, environments: dict[str, Any], max_model_len: int, **_: Any
+        self,
+        server_manager: Any,
+        tokenizer: Any,
+        environments: dict[str, Any],
+        max_model_len: int,
+        response_length: int | None = None,
     ) -> None:
+        """Take at most `response_length` tokens after the prompt into an answer; all of them when it is None."""
         self.server_manager, self.tokenizer = server_manager, tokenizer
         self.environments, self.max_model_len = environments, max_model_len
+        self.response_length = response_length
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """One attempt at a row of the data set: `raw_prompt` is a conversation, `data_source` names the environment."""
         generation = ServerManagerGeneration(self.server_manager, sampling_params)
         manager = RolloutManager(self.tokenizer, self.environments, 1, self.max_model_len, policy_generation=generation)
         messages = list(row["raw_prompt"])
-        # return_dict=False: without it, transformers 5 answers with a mapping
-        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = await self.prompt_ids(messages)
         message = {"role": "user", "content": messages[-1]["content"], "token_ids": torch.tensor(ids)}
         sample: DatumSpec = {
             "idx": row.get("index", 0),
@@ -99,17 +104,24 @@ class ManagerAgentLoop:
         }
         group = await manager.run_rollout(sample, RolloutOverrides(n=1))
         completion = group.completions[0]
+        if completion.mask_reason is not None:
+            raise ValueError(f"{completion.mask_reason}; leave such rows out (data.filter_overlong_prompts=true)")
         sequence = token_sequence(completion)
         return self.output_type(
             prompt_ids=sequence.prompt_ids,
-            response_ids=sequence.response_ids,
-            response_mask=sequence.response_mask,
-            response_logprobs=sequence.response_logprobs,
+            response_ids=sequence.response_ids[: self.response_length],
+            response_mask=sequence.response_mask[: self.response_length],
+            response_logprobs=sequence.response_logprobs[: self.response_length],
             reward_score=completion.reward,
             num_turns=len(completion.message_log),
             metrics={"generate_sequences": generation.seconds, "tool_calls": 0.0},
             extra_fields={"truncation_reason": completion.truncation_reason},
         )
+
+    async def prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Return the token ids of a prompt; without `return_dict=False`, transformers 5 answers with a mapping."""
+        ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return ids
 
 
 class TokenOutput(NamedTuple):
