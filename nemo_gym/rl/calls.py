@@ -89,6 +89,16 @@ def _stop_in_actor(answer: Any) -> None:
         ray.cancel(answer)
 
 
+def in_background(function: Callable[[], Any]) -> None:
+    """Run `function` in a thread; what it returns or raises is of no interest."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            function()
+
+    _THREADS.submit(run)
+
+
 async def in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a thread; one that never returns keeps nobody waiting but its caller."""
     loop = asyncio.get_running_loop()

@@ -51,7 +51,7 @@ from nemo_gym.rl.message_log import (
     require_sound_log_probs,
     versions_told,
 )
-from nemo_gym.rl.rewards import Reward, native_metrics, reward_of_one
+from nemo_gym.rl.rewards import Reward, native_metrics, preload_wandb, reward_of_one
 from nemo_gym.rl.samples import masked_completion, why_over_long
 
 UNLIMITED_TURNS = 999_999
@@ -258,6 +258,7 @@ class AsyncRolloutImpl:
 
     async def _run_rollouts(self, input_sample: DatumSpec, timer: Timer) -> tuple[list[Completion], dict[str, Any]]:
         """Return the attempts at a prompt, made at the same time, and their metrics."""
+        preload_wandb()
         with timer.time("timing/rollout/run_rollouts"):
             indices = range(self.num_generations_per_prompt)
             finished = await gather_or_cancel([self._run_single_rollout(input_sample, index) for index in indices])

@@ -8,12 +8,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from nemo_gym.jsonl import to_line
 from nemo_gym.notebooks import run_sync
-from nemo_gym.rl.calls import call, gather_or_cancel
+from nemo_gym.rl.calls import call, gather_or_cancel, in_background
 from nemo_gym.rl.failures import RolloutDataFailure
 from nemo_gym.rl.interfaces import Completion, EnvironmentReturn, as_list, num_tokens, require_torch
 from nemo_gym.runs.record import is_finite_number
@@ -237,6 +238,13 @@ def table(data: list[list[Any]], columns: list[str]) -> Any:
     """A table for a tracker."""
     wandb = _wandb()
     return Table(data, columns) if wandb is None else wandb.Table(data=data, columns=columns)
+
+
+@cache
+def preload_wandb() -> None:
+    """Import what metrics want of wandb, in a thread and once: else the event loop stands still for two seconds."""
+    if find_spec("wandb") is not None:
+        in_background(lambda: (histogram([0.0]), table([["a first table imports pandas"]], ["text"])))
 
 
 def _wandb() -> Any:

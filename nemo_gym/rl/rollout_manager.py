@@ -52,7 +52,7 @@ from nemo_gym.rl.interfaces import (
     with_tensors,
 )
 from nemo_gym.rl.native import UNLIMITED_TURNS, AsyncRolloutImpl
-from nemo_gym.rl.rewards import Reward, gym_metrics, reward_of_result
+from nemo_gym.rl.rewards import Reward, gym_metrics, preload_wandb, reward_of_result
 from nemo_gym.rl.samples import ROW_INDEX_KEY, completions_of, copied_log, mask_reason_of, why_over_long
 
 logger = logging.getLogger(__name__)
@@ -188,6 +188,7 @@ class AsyncNemoGymRolloutImpl:
         self, inputs: list[dict[str, Any]], timer: Timer, timer_prefix: str
     ) -> tuple[list[Completion], dict[str, Any]]:
         """Return completions in row order, and their metrics with what the environment measured."""
+        preload_wandb()
         with timer.time(f"{timer_prefix}/run_rollouts"):
             completions, measured = await self._completions(inputs, timer_prefix)
         with timer.time(f"{timer_prefix}/compute_metrics"):

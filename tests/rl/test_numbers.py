@@ -1,6 +1,10 @@
 """Metrics, timers, advantages: what is computed about groups."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +34,49 @@ def test_the_deviation_of_one_value_is_undefined_and_of_equal_values_zero() -> N
 def test_a_metric_without_values_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match="'x'"):
         calculate_single_metric([], 1, "x")
+
+
+PROGRAM = """
+import asyncio, sys, threading, time
+from nemo_gym.rl.rollout_manager import RolloutManager
+
+class Gym:
+    async def run_rollouts(self, examples, tokenizer, timer_prefix, **options):
+        while not hasattr(sys.modules.get("wandb"), "made_in"):
+            await asyncio.sleep(0.01)
+        log = [{"role": role, "content": "", "token_ids": [1]} for role in ("user", "assistant")]
+        result = {"message_log": log, "input_message_log": log[:1], "full_result": {"reward": 1.0}}
+        return [result for _ in examples], {}
+
+config = dict.fromkeys(("top_k", "stop_strings", "stop_token_ids"))
+config |= {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 4}
+manager = RolloutManager(None, {"nemo_gym": Gym()}, 1, 9, generation_config=config, use_nemo_gym=True)
+row = {"agent_ref": {"name": "a"}, "responses_create_params": {"input": "hi"}}
+asyncio.run(manager.run_rollout({"idx": 0, "message_log": [], "extra_env_info": row}))
+import wandb
+assert threading.main_thread().name not in (wandb.imported_in, wandb.made_in), (wandb.imported_in, wandb.made_in)
+"""
+WANDB = """
+import threading
+
+imported_in = threading.current_thread().name
+
+class Histogram:
+    def __init__(self, *given, **more):
+        pass
+
+class Table(Histogram):
+    def __init__(self, *given, **more):
+        globals().setdefault("made_in", threading.current_thread().name)
+"""
+
+
+def test_what_metrics_want_of_wandb_is_imported_beside_the_event_loop(tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text(WANDB)
+    command = [sys.executable, "-c", PROGRAM]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
