@@ -33,7 +33,7 @@ from nemo_gym.http.errors import (
     ServerUnreachableError,
 )
 from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request, request_json
-from nemo_gym.http.run_answers import WANTS_PARTIAL, keep_partial
+from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY, WANTS_PARTIAL, keep_partial
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
 from nemo_gym.http.transports.session import (
@@ -44,7 +44,7 @@ from nemo_gym.http.transports.session import (
     set_global_aiohttp_client,
 )
 from nemo_gym.keys import END_SESSION_HEADER
-from nemo_gym.retry import RetryPolicy
+from nemo_gym.retry import Backoff, RetryPolicy
 from nemo_gym.rollout_correlation import apply_rollout_prefix, rollout_path_prefix
 from nemo_gym.schemas.server_config import (
     ProfilingMiddlewareConfig,
@@ -132,7 +132,10 @@ __all__ = [
     "MAX_NUM_TRIES",
     "NEMO_GYM_FASTAPI_NUM_WORKERS",
     "SESSION_ID_KEY",
+    "VERIFY",
+    "VERIFY_REPEATEDLY",
     "WANTS_PARTIAL",
+    "Backoff",
     "BaseRunServerInstanceConfig",
     "BaseServer",
     "BaseServerConfig",

@@ -19,7 +19,6 @@ from pydantic import ConfigDict, Field, ValidationError
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
-from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY
 from nemo_gym.openai_utils import (
     ListsBeside,
     NeMoGymResponse,
@@ -27,13 +26,15 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseFunctionToolCall,
     validated_json,
 )
-from nemo_gym.retry import Backoff
 from nemo_gym.rollout_correlation import current_rollout_id
 from nemo_gym.rollout_observability import TRAJECTORY_KEY, task_id_of
 from nemo_gym.server_utils import (
     END_SESSION_HEADER,
     JSON_HEADERS,
+    VERIFY,
+    VERIFY_REPEATEDLY,
     WANTS_PARTIAL,
+    Backoff,
     ClientResponse,
     ServerResponseError,
     body_as_it_came,

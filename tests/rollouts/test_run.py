@@ -261,6 +261,7 @@ with open_run(config) as run:
     with run.store as store:
         for row in plan:
             print("x", flush=True)
+            sys.stdin.read(1)
             store.append(row, {"reward": 1.0, "text": "y" * 20_000})
 """
 
@@ -268,7 +269,12 @@ with open_run(config) as run:
 def _collectors(folder: Path) -> Iterator[subprocess.Popen[str]]:
     for _ in range(100):
         yield subprocess.Popen(
-            [sys.executable, "-c", COLLECT], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-c", COLLECT],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
 
 
@@ -278,8 +284,11 @@ def test_nothing_is_lost_or_doubled_however_often_the_collector_is_killed(tmp_pa
     kills = 0
     for process in _collectors(tmp_path):
         with process:
+            assert process.stdin is not None
             assert process.stdout is not None
             lines_before_death = moments.randrange(0, 120) if kills < 8 else 10_000
+            process.stdin.write("x" * (lines_before_death + 20))  # so far it may get ahead of the kill
+            process.stdin.flush()
             for number, _ in enumerate(process.stdout):
                 if number >= lines_before_death:
                     process.send_signal(signal.SIGKILL)
