@@ -423,7 +423,7 @@ def _manifest(
         if manifest.options.get(name) != now[name]
     ]
     for name, was, is_now in zip(("rows", "rollouts"), (manifest.input, manifest.reverified), sources, strict=True):
-        if was is None or was.sha256 != is_now.sha256:
+        if was != is_now:
             changed.append(f"{name}: not the file that it was ({is_now.path})")
     if changed:
         raise RunChangedError(

@@ -20,7 +20,7 @@ from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
 from nemo_gym.http.pace_books import PACE_KEYS
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.runs.files import BESIDE_ROLLOUTS, MATERIALIZED_SUFFIX, Kind, RolloutPaths, kind_of
-from nemo_gym.runs.manifest import RunManifest
+from nemo_gym.runs.manifest import FileFingerprint, RunManifest, tell_files_apart
 from nemo_gym.runs.options import RolloutAggregationConfig, repeats_of
 from nemo_gym.runs.options.choosing import selection_in, selection_text
 from nemo_gym.runs.options.sharding import Shard
@@ -214,31 +214,29 @@ def _refuse_repeated(by_shard: Mapping[Shard, Sequence[Path]]) -> None:
 def _refuse_different_inputs(files: Mapping[Shard, Path], manifests: Mapping[Path, RunManifest]) -> None:
     """Whatever shifts the task indices makes shards overlap, or leave gaps, without a trace in their numbers."""
     known = {path: manifests[path] for path in files.values() if path in manifests}
-    _refuse_difference("input", {path: _input_text(manifest) for path, manifest in known.items()})
+    _refuse_difference("input", {path: manifest.input for path, manifest in known.items()})
+    _refuse_difference("earlier run", {path: manifest.of for path, manifest in known.items()})
     _refuse_difference("selection", {path: _selection_text(manifest) for path, manifest in known.items()})
-    _refuse_difference("number of rows", {path: str(manifest.input_rows) for path, manifest in known.items()})
+    _refuse_difference("number of rows", {path: manifest.input_rows for path, manifest in known.items()})
 
 
-def _refuse_difference(what: str, text_of: Mapping[Path, str]) -> None:
-    example_of = {text: path for path, text in text_of.items()}
-    if len(example_of) > 1:
-        described = "; ".join(f"{text} in {path}" for text, path in example_of.items())
+def _refuse_difference(what: str, value_of: Mapping[Path, FileFingerprint | str | int | None]) -> None:
+    examples: list[tuple[Any, Path]] = []
+    for path, value in value_of.items():
+        if all(value != other for other, _ in examples):
+            examples.append((value, path))
+    if len(examples) > 1:
+        described = "; ".join(f"{'unknown' if value is None else value} in {path}" for value, path in examples)
         raise ShardSetError(
             f"the shards do not belong together, their {what} differs: {described}. Collect them again from one input, "
             "or accept it with +allow_changed_config=true"
         )
 
 
-def _input_text(manifest: RunManifest) -> str:
-    """By content: shards that prepared their data themselves have it in different files."""
-    file = manifest.input
-    return "unknown" if file is None else f"{file.size_bytes:,} bytes with sha256 {file.sha256[:12]}"
-
-
 def _selection_text(manifest: RunManifest) -> str:
     selection = selection_in(manifest.options)
-    if manifest.of is not None:
-        selection["of"] = f"(sha256 {manifest.of.sha256[:12]})"
+    if manifest.of is not None:  # which is known by its content
+        selection.pop("of", None)
     return selection_text(selection) or "the whole input"
 
 
@@ -288,7 +286,8 @@ def _differences(manifests: Mapping[Path, RunManifest]) -> Iterator[str]:
             for name in first | settings:
                 was, now = first.get(name), settings.get(name)
                 if was != now:
-                    yield f"{name}: {_text(was)} in {first_path}, {_text(now)} in {path}"
+                    was_text, now_text = _texts(was, now)
+                    yield f"{name}: {was_text} in {first_path}, {now_text} in {path}"
 
 
 def _settings(manifest: RunManifest, agent: str) -> Settings:
@@ -299,7 +298,7 @@ def _settings(manifest: RunManifest, agent: str) -> Settings:
         "num_repeats": repeats_of(options.get("num_repeats", 1), agent),
         "num_repeats_add_seed": bool(options.get("num_repeats_add_seed")),
         "skills": (options.get("skills") or {}).get("path"),
-        "prompt_config": None if manifest.prompt is None else f"sha256 {manifest.prompt.sha256[:12]}",
+        "prompt_config": manifest.prompt,
         "models": sorted(manifest.models),
         **{
             name: value
@@ -336,6 +335,12 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
         name = str(key)
         if name not in _OF_THE_MACHINE and "url" not in name:
             yield from _leaves(inner, f"{path}.{name}")
+
+
+def _texts(one: Any, other: Any) -> tuple[str, str]:
+    if isinstance(one or other, FileFingerprint):
+        return tell_files_apart(one, other)
+    return _text(one), _text(other)
 
 
 def _text(value: Any) -> str:

@@ -1,18 +1,18 @@
 """The story of a comparison: read the runs, match their tasks, compare every metric, say what else differs."""
 
 import glob
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from nemo_gym.compare import CompareConfig
+from nemo_gym.compare.differences import Differing, what_differs
+from nemo_gym.compare.fields import GROUPS_SHOWN, fields_text, refuse_lacking
 from nemo_gym.compare.measure import (
     AMOUNTS,
     COST,
@@ -36,33 +36,11 @@ from nemo_gym.compare.pairing import (
 from nemo_gym.errors import ConfigError
 from nemo_gym.metrics.intervals import Estimate, clustered_mean
 from nemo_gym.metrics.paired import Difference, holm, mcnemar_exact, paired_difference, scale_of
-from nemo_gym.runs.files import RolloutPaths, require_rollouts
-from nemo_gym.runs.manifest import RunManifest
+from nemo_gym.runs.files import require_rollouts
 from nemo_gym.runs.select import Expression
-
-_IGNORED_OPTIONS = frozenset(
-    {"output_jsonl_fpath", "input_jsonl_fpath", "resume_from_cache", "responses_create_params", "agent_name"}
-    | {"num_samples_in_parallel", "prompt_config", "limit", "num_repeats", "json_format"}
-)
-"""Options that shape no rollout, or that are told under another name."""
-_IGNORED_KEYS = frozenset(
-    {
-        "host",
-        "port",
-        "disallowed_ports",
-        "run_id",
-        "config_paths",
-        "head_server",
-        "auth_token",
-        "wandb_api_key",
-        "use_absolute_ip",
-    }
-)
-_IGNORED_KEYS |= _IGNORED_OPTIONS
 
 HIGHER_IS_BETTER = ("reward", "pass@", "majority@")
 _SMALL_GROUP = 20
-_GROUPS_SHOWN = 50
 _HEAT_MAP_TASKS = 200
 
 
@@ -126,35 +104,6 @@ class Standing:
 
 
 @dataclass
-class Differing:
-    """What two runs do not have in common."""
-
-    changes: list[tuple[str, str, str]] = field(default_factory=list)
-    """(what, in the baseline, in the other)"""
-    subjects: list[str] = field(default_factory=list)
-    """Which kinds of things differ: model, sampling, prompt, data, code, agent, configuration."""
-    unknown: bool = False
-    """Whether a manifest is missing, so that more may differ."""
-
-    def add(self, subject: str, what: str, base: Any, new: Any) -> None:
-        """Note a difference, if it is one."""
-        if base == new:
-            return
-        if subject not in self.subjects:
-            self.subjects.append(subject)
-        self.changes.append((what, _shown(base), _shown(new)))
-
-    @property
-    def confounded(self) -> str | None:
-        """That several things differ at once, in a sentence."""
-        several = [subject for subject in self.subjects if subject != "data"]
-        if len(several) < 2:
-            return None
-        listed = f"{', '.join(several[:-1])} and {several[-1]}"
-        return f"{len(several)} things differ at once ({listed}), so a difference cannot be put down to one of them"
-
-
-@dataclass
 class Comparison:
     """Everything that is reported."""
 
@@ -208,6 +157,7 @@ def compare_runs(config: CompareConfig) -> Comparison:
     runs = [measure_run(name, files, wanted, by_rows=by_rows) for name, files in paths.items()]
     _refuse_empty(runs, config)
     require_metrics(runs, [*config.metric, *([COST] if is_gated_by_cost else [])])
+    refuse_lacking(runs)
     base, *others = runs
     matched = {run.name: match(base, run) for run in others}
     for run in others:
@@ -219,7 +169,7 @@ def compare_runs(config: CompareConfig) -> Comparison:
         metrics=[_compared(base, run, matched[run.name], each) for each in config.metric for run in others],
         tokens={run.name: _compared(base, run, matched[run.name], "tokens") for run in others if is_gated_by_tokens},
         cost={run.name: _compared(base, run, matched[run.name], COST) for run in others if is_gated_by_cost},
-        differing={run.name: what_differs(base, run) for run in others},
+        differing={run.name: what_differs(base, run, matched[run.name]) for run in others},
         notes=say_what_was_pooled(runs),
     )
     _add_details(result, config)
@@ -332,9 +282,11 @@ def _groups(
     of_task = [base.tasks[place].group for place in matched.base.tolist()]
     values = sorted({value for value in of_task if value is not None}, key=lambda value: (str(type(value)), value))
     if not values:
-        raise ConfigError(f"+by={config.by}: no row has this field{_fields_text(base)}")
-    if len(values) > _GROUPS_SHOWN:
-        raise ConfigError(f"+by={config.by}: it has {len(values):,} values, more than {_GROUPS_SHOWN}, so no groups")
+        raise ConfigError(f"+by={config.by}: no row has this field{fields_text(base)}")
+    if len(values) > GROUPS_SHOWN:
+        raise ConfigError(
+            f"+by={config.by}: it has {len(values):,} values, more than {GROUPS_SHOWN}, so no groups{fields_text(base)}"
+        )
     compared = []
     for value in values:
         among = np.array([each == value for each in of_task])
@@ -349,11 +301,6 @@ def _groups(
     if small:
         notes.append(f"{small} of {len(groups)} groups have fewer than {_SMALL_GROUP} tasks: read them with caution")
     return groups
-
-
-def _fields_text(run: MeasuredRun) -> str:
-    names = sorted({name for row in run.sample_rows for name in row})
-    return f". There are {', '.join(names[:20])}" if names else ""
 
 
 def _with_adjusted(compared: Compared, p: float | None) -> Compared:
@@ -406,59 +353,3 @@ def _heat(runs: Sequence[MeasuredRun], metric: str) -> list[tuple[Task, list[flo
         for place in order.tolist()
         if not np.isnan(spread[place])
     ]
-
-
-def what_differs(base: MeasuredRun, new: MeasuredRun) -> Differing:
-    """Hold the manifests and the first rows of two runs against each other."""
-    found = Differing()
-    ours, theirs = _manifest(base), _manifest(new)
-    found.unknown = ours is None or theirs is None
-    if ours is not None and theirs is not None:
-        found.add("model", "model", ours.models, theirs.models)
-        found.add("agent", "agents", sorted(ours.agents), sorted(theirs.agents))
-        for kind in ("prompt", "input"):
-            one, other = (getattr(each, kind) for each in (ours, theirs))
-            if (one and one.sha256) != (other and other.sha256):
-                subject = "prompt" if kind == "prompt" else "data"
-                found.add(subject, kind, *(file and _fingerprint(file) for file in (one, other)))
-        for name in sorted({*ours.versions, *theirs.versions} - {"python"}):
-            found.add("code version", f"version of {name}", ours.versions.get(name), theirs.versions.get(name))
-    for name in sorted({*base.sampling, *new.sampling}):
-        found.add("sampling", name, base.sampling.get(name), new.sampling.get(name))
-    if ours is not None and theirs is not None:
-        for name, one, other in _leaves_that_differ(_settings(ours), _settings(theirs)):
-            found.add("configuration", name, one, other)
-    return found
-
-
-def _manifest(run: MeasuredRun) -> RunManifest | None:
-    try:
-        return RunManifest.model_validate_json(RolloutPaths(run.paths[0]).manifest.read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def _fingerprint(file: Any) -> str:
-    return f"{file.path} ({file.sha256[:8]})"
-
-
-def _settings(manifest: RunManifest) -> dict[str, Any]:
-    options = {name: value for name, value in manifest.options.items() if name not in _IGNORED_OPTIONS}
-    return {**options, **(manifest.config or {})}
-
-
-def _leaves_that_differ(base: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(base, Mapping) and isinstance(new, Mapping):
-        for name in sorted({*map(str, base), *map(str, new)} - _IGNORED_KEYS):
-            yield from _leaves_that_differ(base.get(name), new.get(name), f"{path}.{name}" if path else name)
-    elif base != new and (base or new):
-        yield path, base, new
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ", ".join(value) or "-"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:79]}…"

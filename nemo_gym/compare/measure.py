@@ -7,7 +7,7 @@ indices, the agent's name, sampling parameters.
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from nemo_gym.metrics.pass_at_k import hashable, usable_number
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.manifest import asked_keys, read_manifest
 from nemo_gym.runs.read import plain_records
-from nemo_gym.runs.rows import ASKED, content_key, telling_fields
+from nemo_gym.runs.rows import ASKED, content_key
 from nemo_gym.runs.select import Expression, field_of
 from nemo_gym.runs.spending import Prices, prices_of, used_by
 from nemo_gym.terminal import shown
@@ -36,9 +36,8 @@ COST = "cost"
 AMOUNTS = ("tokens", "input_tokens", "output_tokens", "duration", COST)
 """Metrics that are no shares, however small they are."""
 _LABEL_CHARACTERS = 100
-_ROWS_REMEMBERED = 1000
 _TOKENS = {"tokens": "total_tokens", "input_tokens": "input_tokens", "output_tokens": "output_tokens"}
-_QUESTIONS = ("question", "problem", "query", "task", "prompt")
+QUESTIONS = ("question", "problem", "query", "task", "prompt")
 _ANSWERS = ("extracted_answer", "predicted_answer", "model_answer", "answer")
 
 
@@ -101,8 +100,10 @@ class MeasuredRun:
     """Rows whose content another row had already."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """The sampling parameters of its first row."""
-    sample_rows: list[dict[str, Any]] = field(default_factory=list)
-    """Some of the rows, without what was asked: only fields that may tell tasks apart."""
+    pair_by: str = CONTENT
+    """What two rows have in common that are one task: `content`, `index` or a field."""
+    lacking: int = 0
+    """Tasks that lack the field `pair_by`."""
     reads_rows: bool = True
     """Whether tasks are known by their rows; else by what records say about the request."""
 
@@ -123,11 +124,21 @@ def measure_run(name: str, paths: Sequence[Path], wanted: Wanted, *, by_rows: bo
 
     `by_rows` says whether tasks are known by their rows, in the materialized inputs, or by what their records hold.
     """
-    run = MeasuredRun(name, list(paths), reads_rows=by_rows)
+    run = MeasuredRun(name, list(paths), pair_by=wanted.pair_by, reads_rows=by_rows)
     run.columns = {metric: array("d") for metric in _columns_for(wanted.metrics)}
     for path in paths:
         _FileReader(run, RolloutPaths(path), wanted).read()
     return run
+
+
+def iter_rows(run: MeasuredRun) -> Iterator[tuple[int, Row]]:
+    """Read the rows of a run again, or its records where rows are not known, each with the place of its task."""
+    for path in map(RolloutPaths, run.paths):
+        source = path.materialized_inputs if run.reads_rows else path.rollouts
+        for key, _, row in plain_records(source, "skip", may_lack_key=not run.reads_rows):
+            place = run.place_of.get(_key_of(row, None if key is None else key[0], run.pair_by))
+            if place is not None:
+                yield place, row
 
 
 def has_rows(paths: Iterable[Path]) -> bool:
@@ -219,7 +230,8 @@ class _FileReader:
         place = self._place_of_index.get(index)
         if place is None:
             run = self._run
-            key = _key_of(row, index, self._wanted.pair_by)
+            key = _key_of(row, index, run.pair_by)
+            run.lacking += key is None
             place = run.place_of.get(key)
             if place is None:
                 place = run.place_of[key] = len(run.tasks)
@@ -236,8 +248,6 @@ class _FileReader:
         params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
         if not run.tasks and isinstance(params, dict):
             run.sampling = {name: value for name, value in params.items() if name not in ASKED}
-        if len(run.sample_rows) < _ROWS_REMEMBERED:
-            run.sample_rows.append(telling_fields(row))
         group = None if self._wanted.by is None else field_of(row, self._wanted.by)
         return Task(index, _asked(row), hashable(group))
 
@@ -253,7 +263,7 @@ def _key_of(row: Row, index: Any, pair_by: str) -> Any:
 
 def _asked(row: Row) -> str:
     """How the question begins: that of the row, which has no prompt around it, else the last thing that a user said."""
-    question = next((row[name] for name in _QUESTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
+    question = next((row[name] for name in QUESTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
     params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
     given = question or (params.get("input") if isinstance(params, dict) else None)
     if isinstance(given, list):

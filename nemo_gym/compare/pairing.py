@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_gym.compare.fields import pairing_advice
 from nemo_gym.compare.measure import CONTENT, Floats, MeasuredRun, Places
 from nemo_gym.errors import ConfigError
-from nemo_gym.metrics.pass_at_k import hashable, majority_votes
+from nemo_gym.metrics.pass_at_k import majority_votes
 
 _LEAST_MATCHED = 0.5
 Mask = NDArray[np.bool_]
@@ -111,9 +111,9 @@ def refuse_unmatched(base: MeasuredRun, new: MeasuredRun, matched: Matched, pair
         remedy = "leave +pair_by out to match what was asked"
     else:
         how = "ask the same"
-        field = matching_field(base, new)
-        if field is not None:
-            remedy = f"the prompt seems to differ: +pair_by={field} would match them"
+        advice = pairing_advice(base, new)
+        if advice is not None:
+            remedy = f"the prompt seems to differ: {advice}"
         elif all(run.reads_rows for run in (base, new)):
             remedy = "another data set? +pair_by=<field of the rows> matches tasks by a field, +pair_by=index by number"
         else:
@@ -122,23 +122,6 @@ def refuse_unmatched(base: MeasuredRun, new: MeasuredRun, matched: Matched, pair
         f"{base.name} and {new.name} cannot be compared: only {len(matched):,} of {len(base.tasks):,} and "
         f"{len(new.tasks):,} tasks {how}; {remedy}. +allow_unmatched=true compares what there is"
     )
-
-
-def matching_field(base: MeasuredRun, new: MeasuredRun) -> str | None:
-    """The field of the rows that tells tasks apart and has the same values in both runs, if any."""
-    best: tuple[float, str] | None = None
-    names = {name for row in base.sample_rows for name in row} & {name for row in new.sample_rows for name in row}
-    for name in sorted(names):
-        ours, theirs = (_distinct(run.sample_rows, name) for run in (base, new))
-        tells_apart = min(len(ours) / len(base.sample_rows), len(theirs) / len(new.sample_rows))
-        shared = len(ours & theirs) / max(min(len(ours), len(theirs)), 1)
-        if tells_apart >= _LEAST_MATCHED and shared >= _LEAST_MATCHED and (best is None or shared > best[0]):
-            best = shared, name
-    return None if best is None else best[1]
-
-
-def _distinct(rows: Sequence[dict[str, Any]], name: str) -> set[Any]:
-    return {hashable(row[name]) for row in rows if row.get(name) is not None}
 
 
 @dataclass(frozen=True)
@@ -167,9 +150,13 @@ def pair_values(matched: Matched, base: TaskValues, new: TaskValues, among: Mask
 
 
 def say_what_was_pooled(runs: Sequence[MeasuredRun]) -> list[str]:
-    """That rows with equal content count as one task, where there are any."""
+    """Return a note for each run that counts several rows as one task."""
     return [
-        f"{run.name}: {run.equal_rows:,} rows repeat the content of others; their rollouts count as repeats of one task"
+        f"{run.name}: {run.equal_rows:,} rows {_same(run.pair_by)} others; their rollouts count as repeats of one task"
         for run in runs
         if run.equal_rows
     ]
+
+
+def _same(pair_by: str) -> str:
+    return "repeat the content of" if pair_by == CONTENT else f"have the same {pair_by} as"

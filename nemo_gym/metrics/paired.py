@@ -116,7 +116,7 @@ def scale_of(values: Floats, means: Floats) -> float:
     low, high = float(values.min()), float(values.max())
     is_share = low >= 0 and high <= 1 and (low == 0 or high == 1)
     most = 1.0 if is_share else 2 * scatter or abs(high) / 10 or 1.0
-    if not scatter:
+    if not scatter or not len(means):
         return most
     mean = float(means.mean())
     imagined = (mean**2 + (1 - mean) ** 2) / 2 if is_share else scatter**2

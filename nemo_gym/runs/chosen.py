@@ -304,7 +304,7 @@ def _warn_of_another_input(of: Path, path: Path) -> None:
     manifest = read_manifest(RolloutPaths(of).manifest)
     if manifest is None or manifest.input is None:
         return
-    if path.stat().st_size != manifest.input.size_bytes or fingerprint(path).sha256 != manifest.input.sha256:
+    if path.stat().st_size != manifest.input.size_bytes or fingerprint(path) != manifest.input:
         logger.warning(
             "+of=%s was collected from %s, which is not the same as %s: tasks are told by their index, so be sure that "
             "the rows they have in common have the same ones",

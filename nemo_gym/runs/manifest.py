@@ -85,6 +85,19 @@ class FileFingerprint(BaseModel):
     rows_sha256: str | None = None
     """Of the rows one after the other; likewise."""
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same content, whatever they are called."""
+        return isinstance(other, FileFingerprint) and self.sha256 == other.sha256
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.size_bytes:,} bytes)"
+
+
+def tell_files_apart(one: FileFingerprint | None, other: FileFingerprint | None) -> tuple[str, str]:
+    """Return what to call two files that differ: paths and sizes, and `other content` where these are equal."""
+    texts = tuple("not set" if file is None else str(file) for file in (one, other))
+    return texts[0], f"{texts[1]} with other content" if texts[0] == texts[1] else texts[1]
+
 
 class FilesNow(NamedTuple):
     """The files that shape the rows of a run, as they are now; None for those that are not there, or not asked for."""
@@ -400,7 +413,7 @@ def _changed_selection(
 ) -> Iterator[Change]:
     """The earlier run that a selection speaks of is known by its content; if it is gone, by what it was."""
     was, now = selection_in(manifest.options), config.selection
-    is_same_of = manifest.of is None or of_now is None or manifest.of.sha256 == of_now.sha256
+    is_same_of = manifest.of is None or of_now is None or manifest.of == of_now
     if {**was, "of": None} == {**now, "of": None} and is_same_of:
         return
     effect = Effect.NARROWS if now or config.limit is not None else Effect.EXTENDS
@@ -408,12 +421,8 @@ def _changed_selection(
 
 
 def _changed_file(name: str, was: FileFingerprint | None, now: FileFingerprint | None) -> Iterator[Change]:
-    if (was and was.sha256) != (now and now.sha256):
-        yield Change(name, _file_shown(was), _file_shown(now), Effect.ALTERS)
-
-
-def _file_shown(file: FileFingerprint | None) -> str | None:
-    return None if file is None else f"{file.path} ({file.size_bytes:,} bytes, sha256 {file.sha256[:12]})"
+    if was != now:
+        yield Change(name, *tell_files_apart(was, now), Effect.ALTERS)
 
 
 def _changed_options(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:

@@ -1,6 +1,7 @@
 """`ng_compare` from the files of runs to words, pages and exit codes."""
 
 import csv
+import hashlib
 import json
 import signal
 import time
@@ -22,16 +23,25 @@ main = command_named("compare")
 Reward = Callable[[int, int], float | None]
 
 
+def level_and_uuid(task: int) -> dict[str, Any]:
+    return {"level": "hard" if task % 2 else "easy", "uuid": f"u{task}"}
+
+
 def write_run(
-    path: Path, reward: Reward, tasks: Iterable[int] = range(100), repeats: int = 2, prompt: str = "Task", **params: Any
+    path: Path,
+    reward: Reward,
+    tasks: Iterable[int] = range(100),
+    repeats: int = 2,
+    prompt: str = "Task",
+    fields: Callable[[int], dict[str, Any]] = level_and_uuid,
+    **params: Any,
 ) -> Path:
     """A run of which `reward` gives the score of each rollout, or None for one that failed."""
     rows, rollouts, failures = [], [], []
     for task in tasks:
         for repeat in range(repeats):
             asked = {"input": [{"role": "user", "content": f"{prompt} {task}?"}], **params}
-            level = "hard" if task % 2 else "easy"
-            row = {"responses_create_params": asked, "level": level, "uuid": f"u{task}"}
+            row = {"responses_create_params": asked, **fields(task)}
             key = {"_ng_task_index": task, "_ng_rollout_index": repeat, "agent_ref": {"name": path.stem}}
             rows.append({**row, **key})
             score = reward(task, repeat)
@@ -129,9 +139,93 @@ def test_another_prompt_is_refused_with_the_field_that_matches(
     other = write_run(tmp_path / "other.jsonl", strong, prompt="Please do")
     runs = f"+runs=[{one},{other}]"
     assert exit_code_of(runs) == 2
-    assert "+pair_by=uuid would match them" in capsys.readouterr().err
+    assert "the prompt seems to differ: +pair_by=uuid matches 100 tasks (" in capsys.readouterr().err
     assert as_json(capsys, runs, "+pair_by=uuid")["metrics"][0]["found"]["delta"] == pytest.approx(0.3)
     assert as_json(capsys, runs, "+pair_by=index")["metrics"][0]["found"]["delta"] == pytest.approx(0.3)
+
+
+def questions_with_answers(task: int) -> dict[str, Any]:
+    """Fifty tasks as of a data set: 41 different answers, and a uuid that only some runs share."""
+    known = {"expected_answer": str(task % 41), "question": f"How much is {task}?", "verifier_metadata": {"at": task}}
+    return {**known, "level": "easy", "options": [task, 1], "uuid": f"u{task}" if task < 30 else None}
+
+
+def test_only_fields_that_identify_tasks_are_advised_and_the_best_come_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def elsewhere(task: int) -> dict[str, Any]:
+        return {**questions_with_answers(task), "question": f"How much is {task}{'' if task < 40 else ' now'}?"}
+
+    one = write_run(tmp_path / "one.jsonl", weak, range(50), fields=questions_with_answers)
+    other = write_run(tmp_path / "other.jsonl", weak, range(50), prompt="Do", fields=questions_with_answers)
+    third = write_run(tmp_path / "third.jsonl", weak, range(50), prompt="Do", fields=elsewhere)
+    assert exit_code_of(f"+runs=[{one},{other}]") == 2
+    advice = "+pair_by=question matches 50 tasks or +pair_by=options matches 50 tasks or +pair_by=verifier_metadata.at"
+    assert f"the prompt seems to differ: {advice}" in capsys.readouterr().err
+    assert exit_code_of(f"+runs=[{one},{third}]") == 2
+    advice = "+pair_by=options matches 50 tasks or +pair_by=verifier_metadata.at matches 50 tasks or +pair_by=question "
+    assert f"{advice}matches 40 tasks (its value is another one in every task" in capsys.readouterr().err
+
+
+def test_tasks_that_a_field_does_not_tell_apart_are_said_to_count_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (
+        write_run(tmp_path / f"{name}.jsonl", weak, range(50), 1, fields=questions_with_answers) for name in ("a", "b")
+    )
+    notes = as_json(capsys, f"+runs=[{one},{other}]", "+pair_by=expected_answer")["notes"]
+    assert "a: 9 rows have the same expected_answer as others; their rollouts count as repeats of one task" in notes
+
+
+def write_manifest_of(path: Path, prompt: str, size: int) -> None:
+    digest = hashlib.sha256(path.name.encode()).hexdigest()
+    files = {"prompt": {"path": prompt, "sha256": digest, "size_bytes": size}}
+    path.with_name(f"{path.stem}_manifest.json").write_text(json.dumps(files))
+
+
+def test_another_prompt_is_named_with_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "Think about the question carefully before you answer, and check your result. "
+    one = write_run(tmp_path / "one.jsonl", weak, prompt=f"{long}In short. Task")
+    other = write_run(tmp_path / "other.jsonl", weak, prompt=f"{long}At length. Task", instructions="Be kind.")
+    edited = write_run(tmp_path / "edited.jsonl", weak, prompt=f"{long}\nIn short.  Task")
+    for path, prompt, size in ((one, "a.yaml", 120), (other, "b.yaml", 140), (edited, "a.yaml", 120)):
+        write_manifest_of(path, prompt, size)
+    differs = as_json(capsys, f"+runs=[{one},{other},{edited}]", "+pair_by=uuid")["differs"]
+    assert differs["other"] == [
+        {"what": "prompt file", "base": "a.yaml (120 bytes)", "new": "b.yaml (140 bytes)"},
+        {
+            "what": "prompt (user)",
+            "base": "… check your result. In short. Task 0?",
+            "new": "… check your result. At length. Task 0?",
+        },
+        {"what": "prompt (instructions)", "base": "-", "new": "Be kind."},
+    ]
+    assert differs["edited"] == [
+        {"what": "prompt file", "base": "a.yaml (120 bytes)", "new": "a.yaml (120 bytes) with other content"},
+        {
+            "what": "prompt (user)",
+            "base": "…·check·your·result.·In·short.·Task·0?",
+            "new": "…·check·your·result.·↵In·short.··Task·0?",
+        },
+    ]
+
+
+def test_a_prompt_that_is_part_of_the_rows_is_named_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_run(tmp_path / "one.jsonl", weak)
+    other = write_run(tmp_path / "other.jsonl", weak, prompt="Please do")
+    elsewhere = write_run(tmp_path / "elsewhere.jsonl", weak, prompt="Do", fields=lambda task: {"uuid": f"u{task}"})
+    differs = as_json(capsys, f"+runs=[{one},{other},{elsewhere}]", "+pair_by=uuid")["differs"]
+    assert differs["other"] == [{"what": "prompt (user)", "base": "Task 0?", "new": "Please do 0?"}]
+    assert differs["elsewhere"] == []
+
+
+def test_runs_without_a_common_task_are_compared_without_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write_run(tmp_path / "one.jsonl", weak)
+    other = write_run(tmp_path / "other.jsonl", weak, prompt="Please do")
+    printed = as_json(capsys, f"+runs=[{one},{other}]", "+allow_unmatched=true")
+    assert printed["metrics"][0]["found"] is None
 
 
 def test_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +360,13 @@ def test_shards_and_filters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["+runs=[{0}/weak.jsonl,{0}/notes.txt]"], "not a rollouts file"),
         (["+runs=[{0}/weak.jsonl,{0}/unscored.jsonl]"], "no rollout of unscored has it as a number"),
         (["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+metric=rewart"], "did you mean 'reward'?"),
-        (["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+by=levle"], "no row has this field. There are level, uuid"),
+        (["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+by=levle"], "no row has this field; there are level\n"),
+        (["+runs=[{0}/weak.jsonl,{0}/many.jsonl]", "+by=uuid"], "more than 50, so no groups; there are level\n"),
+        (
+            ["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+pair_by=uid"],
+            "no task has this field in weak; did you mean 'uuid'?",
+        ),
+        (["+runs=[{0}/weak.jsonl,{0}/partly.jsonl]", "+pair_by=uuid"], "10 tasks lack this field in partly"),
         (["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+fail_if=delat < 0"], "did you mean 'delta'?"),
         (["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+output=c.pdf"], ".html, .md, .json or .csv"),
         (["+runs=[{0}/weak.jsonl,{0}/strong.jsonl]", "+where=level = 1"], "this is not an expression"),
@@ -277,6 +377,8 @@ def test_mistakes_get_one_clear_error(
 ) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "notes.txt").write_text("no run\n")
+    write_run(tmp_path / "many.jsonl", strong)
+    write_run(tmp_path / "partly.jsonl", strong, fields=lambda task: level_and_uuid(task) if task >= 10 else {})
     records = [json.loads(line) for line in (tmp_path / "strong.jsonl").read_text().splitlines()]
     unscored = (json.dumps({**record, "reward": None}) + "\n" for record in records)
     (tmp_path / "unscored.jsonl").write_text("".join(unscored))

@@ -94,7 +94,7 @@ def test_a_changed_input_is_refused() -> None:
     _input(_rows(2))
     _collect(_config(), stop_after=1)
     _input(_rows(2, extra=1))
-    with pytest.raises(RunChangedError, match=r"input: was .*in\.jsonl \(\d+ bytes, sha256 \w{12}\), now"):
+    with pytest.raises(RunChangedError, match=r"input: was .*in\.jsonl \(\d+ bytes\), now .*in\.jsonl \(\d+ bytes\)"):
         _collect(_config(resume_from_cache=True))
 
 

@@ -15,6 +15,10 @@ def manifest(agent: str = "agent", **changes: Any) -> RunManifest:
     return RunManifest(agents={agent: Expected(tasks=1, rollouts=4)}, options=options, **changes)
 
 
+def prompt(path: str, digit: str) -> FileFingerprint:
+    return FileFingerprint(path=path, sha256=digit * 64, size_bytes=9)
+
+
 def servers(port: int = 1, *, max_steps: int = 3, url: str = "http://a/v1", judge: str = "small") -> dict[str, Any]:
     agent = {
         "host": "h",
@@ -40,7 +44,16 @@ def servers(port: int = 1, *, max_steps: int = 3, url: str = "http://a/v1", judg
         (manifest(), manifest(options={"num_repeats": {"_default": 8}}), r"num_repeats: 4 in a\.jsonl, 8 in b\.jsonl"),
         (manifest(), manifest(options={"num_repeats_add_seed": True}), "num_repeats_add_seed: False in"),
         (manifest(models=["m-1"]), manifest(models=["m-2"]), r"models: \['m-1'\] in a\.jsonl, \['m-2'\]"),
-        (manifest(), manifest(prompt=FileFingerprint(path="p", sha256="f" * 64)), "prompt_config: not set in"),
+        (
+            manifest(),
+            manifest(prompt=prompt("p.yaml", "f")),
+            r"prompt_config: not set in a.jsonl, p\.yaml \(9 bytes\) in b",
+        ),
+        (
+            manifest(prompt=prompt("p.yaml", "0")),
+            manifest(prompt=prompt("p.yaml", "f")),
+            r"prompt_config: p\.yaml \(9 bytes\) in a\.jsonl, p\.yaml \(9 bytes\) with other content in b\.jsonl",
+        ),
         (manifest(config=servers()), manifest(config=servers(max_steps=9)), r"max_steps: 3 in a\.jsonl, 9 in"),
         (manifest(config=servers()), manifest(config=servers(judge="big")), r"env\.judge: 'small' in"),
     ],
@@ -56,6 +69,7 @@ def test_what_shapes_rollouts_must_be_the_same(one: RunManifest, other: RunManif
         (manifest(), manifest()),
         (manifest(config=servers(1)), manifest(config=servers(7, url="http://b/v1"))),
         (manifest(options={"input_jsonl_fpath": "1", "limit": 5}), manifest(options={"input_jsonl_fpath": "2"})),
+        (manifest(prompt=prompt("p.yaml", "0")), manifest(prompt=prompt("elsewhere/p.yaml", "0"))),
         (manifest("alpha", models=["m-1"]), manifest("beta", models=["m-2"])),
     ],
 )

@@ -123,7 +123,8 @@ def test_shards_of_different_inputs_are_refused_with_their_names() -> None:
         file.write(json.dumps({"responses_create_params": {"input": "one more"}}) + "\n")
     run("2/2")
 
-    with pytest.raises(ShardSetError, match=r"their input differs: .* in out-shard001of002.jsonl; .*002of002.jsonl"):
+    named = r"in\.jsonl \(\d+ bytes\) in out-shard00"
+    with pytest.raises(ShardSetError, match=rf"their input differs: .*{named}1of002.jsonl; .*{named}2of002.jsonl"):
         aggregate()
     assert aggregate(allow_changed_config=True).records == 2 * (TASKS + 1)
 
