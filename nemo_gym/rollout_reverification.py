@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from nemo_gym.collect.environments import ChosenRows
 from nemo_gym.collect.failures import RetryPauses
-from nemo_gym.collect.reverify import Reverification, ReverifySummary, check_sources
+from nemo_gym.collect.reverify import Reverification, ReverifySummary, stored_rollouts
 from nemo_gym.collect.run_servers import announce_head
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.rollout_collection import tracker_of_process
@@ -89,12 +90,23 @@ class RolloutReverificationHelper(BaseModel):
         Raises:
             ConfigError: something the user can correct; nothing has been written then.
         """
-        check_sources(config)
+        with stored_rollouts(config) as chosen:
+            return await self.score(config, chosen, command)
+
+    async def score(
+        self, config: RolloutReverificationConfig, chosen: ChosenRows, command: Sequence[str] = ()
+    ) -> ReverifySummary:
+        """Do the same with rollouts that are chosen already.
+
+        Raises:
+            ConfigError: as `reverify` does.
+        """
         client = self.setup_server_client()
         announce_head(client)
         with tracker_of_process() as tracker:
             run = Reverification(
                 config,
+                chosen,
                 client,
                 command,
                 pauses=self.retry_pauses,

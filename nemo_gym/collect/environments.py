@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import numpy as np
 from aiohttp import ClientTimeout
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.collect.dispatch import Post
 from nemo_gym.collect.failures import TimesOfBefore, failure_of, fault_in
@@ -47,7 +47,8 @@ from nemo_gym.keys import (
 from nemo_gym.runs.facts import RolloutFilter, times_of
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import RecordIndex, RecordReader
-from nemo_gym.runs.options.reverify import RolloutReverificationConfig
+from nemo_gym.runs.manifest import read_manifest
+from nemo_gym.runs.options.reverify import UNSAFE, RolloutReverificationConfig
 from nemo_gym.runs.read import plain_records, records
 from nemo_gym.runs.record import (
     FAILURE_MESSAGE_KEY,
@@ -208,7 +209,7 @@ class ChosenRows:
 
     def __init__(self, config: RolloutReverificationConfig, stored: StoredResponses) -> None:
         """What `where` and `limit` leave of them is to be scored; verdicts that are kept are in the output, too."""
-        self._config, self._stored = config, stored
+        self._config, self.stored = config, stored
         self.to_score = KeySet()
         self.repeats: dict[str, int] = {}
         """The most rollouts of a task, by agent."""
@@ -219,7 +220,7 @@ class ChosenRows:
         Raises:
             ConfigError: a rollout that is to be scored has no row, or no row has what `where` asks about.
         """
-        config, stored = self._config, self._stored
+        config, stored = self._config, self.stored
         where = None if config.where is None else RolloutFilter(config.where)
         matched = matched_failures = 0
         for key, _, row in records(config.materialized_inputs, "raise"):
@@ -248,7 +249,7 @@ class ChosenRows:
         """What will be in the output, as lines of its materialized file."""
         keeps = self._config.keeps_verdicts
         for key, line, row in records(self._config.materialized_inputs, "raise"):
-            if key in self.to_score or (keeps and key in self._stored.done):
+            if key in self.to_score or (keeps and key in self.stored.done):
                 agent = agent_name_of(row) or ""
                 self.repeats[agent] = max(self.repeats.get(agent, 0), key.rollout_index + 1)
                 yield Repeats(agent, key.rollout_index, [line.content + b"\n"])
@@ -321,16 +322,62 @@ def environments_of_agents(tree: Mapping[str, Any], names: Iterable[str]) -> dic
     return found
 
 
+class EnvironmentNames:
+    """Which resources server of a configuration scores the rollouts of which agent."""
+
+    def __init__(self, config: DictConfig, of_agents: Mapping[str, str] | None = None) -> None:
+        """`of_agents` names the environments of agents that the configuration itself may not have."""
+        tree: Any = OmegaConf.to_container(config, resolve=False)
+        self._tree = tree
+        names = set(server_names(config))
+        self.servers = sorted(name for name in names if RESOURCES_TYPE in tree[name])
+        self._agents = {name for name in names if AGENTS_TYPE in tree[name]}
+        self._of_agents = {**(of_agents or {}), **environments_of_agents(tree, names)}
+
+    def find(self, agent: str) -> str | None:
+        """Return the server that scores the rollouts of an agent; None where that cannot be told."""
+        if agent in self._of_agents:
+            return self._of_agents[agent]
+        return self.servers[0] if len(self.servers) == 1 else None
+
+    def made_by(self, agent: str) -> str | None:
+        """Return the implementation of the environment in which an agent of this configuration made its rollouts."""
+        if agent in self._agents and agent not in self._of_agents:
+            return None
+        return self.implementation_of(self.find(agent))
+
+    def implementation_of(self, server: str | None) -> str | None:
+        """Return what the folder of a resources server is called, such as `mcqa`."""
+        block = self._tree.get(server) or {}
+        return next(map(str, block.get(RESOURCES_TYPE, ())), None)
+
+
+def foreign_rollouts(config: RolloutReverificationConfig, agents: Iterable[str], names: EnvironmentNames) -> str:
+    """Return in words that stored rollouts were made in another environment than would score them; empty if not.
+
+    The manifest beside the rollouts says in which. Nothing is known of rollouts without one.
+    """
+    manifest = read_manifest(RolloutPaths(config.rollouts).manifest)
+    if manifest is None or not manifest.config:
+        return ""
+    before = EnvironmentNames(OmegaConf.create(manifest.config))
+    for agent in sorted(agents):
+        was, now = before.made_by(agent), names.implementation_of(names.find(agent))
+        if was is not None and now is not None and was != now:
+            return (
+                f"the rollouts of {shown(agent)} in {config.rollouts} were made in the environment {shown(was)}, and "
+                f"{shown(now)} would score them: configure {shown(was)}"
+            )
+    return ""
+
+
 class Environments:
-    """The resources servers of a run."""
+    """The resources servers of a run, which are asked for verdicts."""
 
     def __init__(self, client: ServerClient, of_agents: Mapping[str, str] | None = None) -> None:
         """`of_agents` names the environments of agents that the run itself may not have."""
         self._client = client
-        tree: Any = OmegaConf.to_container(client.global_config_dict, resolve=False)
-        names = set(server_names(client.global_config_dict))
-        self._servers = sorted(name for name in names if RESOURCES_TYPE in tree[name])
-        self._of_agents = {**(of_agents or {}), **environments_of_agents(tree, names)}
+        self.names = EnvironmentNames(client.global_config_dict, of_agents)
         self._known: dict[str, Environment] = {}
 
     def server_of(self, agent: str) -> str:
@@ -339,16 +386,14 @@ class Environments:
         Raises:
             ConfigError: the run does not say which one that is.
         """
-        named = self._of_agents.get(agent)
-        if named is not None:
-            return named
-        if len(self._servers) == 1:
-            return self._servers[0]
-        head = self._client.head_server_config
+        found = self.names.find(agent)
+        if found is not None:
+            return found
+        head, servers = self._client.head_server_config, self.names.servers
         raise ConfigError(
             f"it cannot be told which environment scores the rollouts of {agent!r}: the run that answers has no such "
-            f"agent with one environment, and {len(self._servers)} resources servers "
-            f"({listed(self._servers) or 'none'}; head server {head.host}:{head.port}). Start the servers with the "
+            f"agent with one environment, and {len(servers)} resources servers "
+            f"({listed(servers) or 'none'}; head server {head.host}:{head.port}). Start the servers with the "
             "block of that agent among the configuration, or only the environment that is meant"
         )
 
@@ -490,13 +535,20 @@ class _ScoringFirst:
         return stored.find(row)
 
 
-def refusal(environments: Iterable[Environment]) -> str:
-    """Why environments are not asked, and what to do about it; empty when all of them can be."""
+def refusal(config: RolloutReverificationConfig, environments: Iterable[Environment], foreign: str) -> str:
+    """Return why stored rollouts are not scored, and what to do about it; empty when they can be.
+
+    Where only a judge had failed, an environment that says nothing of itself is asked all the same.
+    """
+    force = f"+force=true scores all the same, into a file whose name begins with {UNSAFE}"
+    if foreign:
+        return f"{foreign}; {force}"
     unsafe = [environment for environment in environments if not environment.mode.is_safe]
+    if config.judge_failed_only:
+        unsafe = [environment for environment in unsafe if environment.mode is not Mode.UNKNOWN]
     if not unsafe:
         return ""
     return (
         f"{'; '.join(map(str, unsafe))} (reverify_mode=UNSUPPORTED or UNKNOWN). Authors say it with REVERIFY_MODE = "
-        "ReverifyMode.STATELESS, or SEEDED if /seed_session is enough; +force=true scores all the same, into a file "
-        "whose name begins with unsafe_"
+        f"ReverifyMode.STATELESS, or SEEDED if /seed_session is enough; {force}"
     )

@@ -25,6 +25,7 @@ from nemo_gym.collect.environments import (
     Mode,
     StoredResponses,
     classes_wanted,
+    foreign_rollouts,
     lines_to_keep,
     refusal,
     scored_again,
@@ -188,12 +189,29 @@ def _compare(delta: VerdictDelta, before: Any, after: Any, places: Any, tasks: l
     delta.flips = [Flip(tasks[place], float(base[place]), float(new[place])) for place in order if changes[place]]
 
 
+@contextmanager
+def stored_rollouts(config: RolloutReverificationConfig) -> Iterator[ChosenRows]:
+    """Find the rollouts that are to be scored, which may be read while the block runs; asks no server.
+
+    Raises:
+        ConfigError: something the user can correct.
+    """
+    check_sources(config)
+    finished = not config.keeps_verdicts
+    with StoredResponses(RolloutPaths(config.rollouts), finished=finished, classes=classes_wanted(config)) as stored:
+        chosen = ChosenRows(config, stored)
+        chosen.choose()
+        _announce(config, stored, chosen)
+        yield chosen
+
+
 class Reverification:
-    """One run of `ng_reverify`: `await Reverification(config, client).run()`."""
+    """One run of `ng_reverify`: `await Reverification(config, chosen, client).run()`."""
 
     def __init__(
         self,
         config: RolloutReverificationConfig,
+        chosen: ChosenRows,
         client: ServerClient,
         command: Sequence[str] = (),
         *,
@@ -203,6 +221,7 @@ class Reverification:
     ) -> None:
         """`environment_of` names the environments of agents that the run behind `client` may not have."""
         self._config = config
+        self._chosen = chosen
         self._client = client
         self._command = command
         self._pauses = pauses or RetryPauses()
@@ -216,41 +235,29 @@ class Reverification:
             ConfigError: something the user can correct.
         """
         started_s = time.monotonic()
-        config = self._config
-        check_sources(config)
-        finished = not config.keeps_verdicts
-        with StoredResponses(
-            RolloutPaths(config.rollouts), finished=finished, classes=classes_wanted(config)
-        ) as stored:
-            chosen = ChosenRows(config, stored)
-            chosen.choose()
-            _announce(config, stored, chosen)
-            is_unsafe = await self._guard(chosen.agents())
-            options = config.as_collection(is_unsafe=is_unsafe)
-            with _open(config, options, chosen, facts_about(self._client, self._command)) as run:
-                summary = await self._score(run, stored)
-                delta = measure_delta(run.store.paths.rollouts, config.flips)
-                assert run.manifest is not None
-                run.manifest.delta = delta.as_json()
+        config, chosen = self._config, self._chosen
+        is_unsafe = await self._guard(chosen.agents())
+        options = config.as_collection(is_unsafe=is_unsafe)
+        with _open(config, options, chosen, facts_about(self._client, self._command)) as run:
+            summary = await self._score(run, chosen.stored)
+            delta = measure_delta(run.store.paths.rollouts, config.flips)
+            assert run.manifest is not None
+            run.manifest.delta = delta.as_json()
         summary.wall_time_s = time.monotonic() - started_s
         if is_unsafe:
             logger.warning("%s holds verdicts that may be wrong, since +force=true was given", summary.paths.rollouts)
         return ReverifySummary(summary, delta, is_unsafe)
 
     async def _guard(self, agents: Collection[str]) -> bool:
-        """Whether the verdicts will be unsafe, which only `force` lets pass.
-
-        Where only a judge had failed, an environment is taken at its word: one that says nothing is asked.
-        """
+        """Return whether the verdicts will be unsafe, which only `force` lets pass."""
+        foreign = foreign_rollouts(self._config, agents, self._environments.names)
         environments = await self._environments.ask_modes(agents)
-        if self._config.judge_failed_only:
-            silent = [environment for environment in environments if environment.mode is Mode.UNKNOWN]
-            for environment in silent:
-                logger.warning("%s; it is asked all the same, since only its judge had failed", environment)
-            environments = [environment for environment in environments if environment not in silent]
-        why = refusal(environments)
+        why = refusal(self._config, environments, foreign)
         if why and not self._config.force:
             raise ConfigError(why)
+        for environment in environments if self._config.judge_failed_only else ():
+            if environment.mode is Mode.UNKNOWN:
+                logger.warning("%s; it is asked all the same, since only its judge had failed", environment)
         if why:
             logger.warning("Scoring all the same, since +force=true was given: %s", why)
         return bool(why)

@@ -11,7 +11,7 @@ import inspect
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym import runtime
 from nemo_gym.collect.collector import renew_metrics
-from nemo_gym.collect.environments import environments_of_agents
+from nemo_gym.collect.environments import EnvironmentNames, environments_of_agents, foreign_rollouts, refusal
 from nemo_gym.collect.planning import RunPlan, plan_of
-from nemo_gym.collect.reverify import ReverifySummary, check_sources
+from nemo_gym.collect.reverify import ReverifySummary, stored_rollouts
 from nemo_gym.collect.run_servers import model_names
 from nemo_gym.collect.server_watch import servers_needed_by
 from nemo_gym.collect.summary import RunSummary, find_settled
@@ -36,6 +36,7 @@ from nemo_gym.keys import (
     RESOURCES_TYPE,
 )
 from nemo_gym.launch.offline_metrics import OfflineAgents
+from nemo_gym.launch.reverify_modes import declared_mode
 from nemo_gym.launch.run_helper import RunHelper
 from nemo_gym.observability.store import ModelCallCaptureConfig
 from nemo_gym.paths import require_possible_folder, search_servers_in_all_roots
@@ -208,13 +209,29 @@ def reverify_with_servers(
         ConfigError: the files or the servers are not as they should be.
         GymError: a server cannot be started, or ended on its own.
     """
-    check_sources(config)
-    environment_of = _keep_only_environments(global_config)
-    if not isinstance(global_config.get(NUM_REPLICAS_KEY_NAME), int):
-        global_config[NUM_REPLICAS_KEY_NAME] = 1  # environments are asked directly, at the address they have
-    with _started(global_config, quiet=config.json_format) as session:
-        helper = RolloutReverificationHelper(environment_of=environment_of)
-        return runtime.run(session.do(helper.reverify(config, command)))
+    with stored_rollouts(config) as chosen:
+        environment_of = _keep_only_environments(global_config)
+        if not config.force:
+            _refuse_before_start(config, chosen.agents(), global_config, environment_of)
+        if not isinstance(global_config.get(NUM_REPLICAS_KEY_NAME), int):
+            global_config[NUM_REPLICAS_KEY_NAME] = 1  # environments are asked directly, at the address they have
+        with _started(global_config, quiet=config.json_format) as session:
+            helper = RolloutReverificationHelper(environment_of=environment_of)
+            return runtime.run(session.do(helper.score(config, chosen, command)))
+
+
+def _refuse_before_start(
+    config: RolloutReverificationConfig,
+    agents: Collection[str],
+    global_config: DictConfig,
+    environment_of: Mapping[str, str],
+) -> None:
+    """Refuse what the classes of the environments, or the rollouts, say cannot be scored; servers are asked later."""
+    names = EnvironmentNames(global_config, environment_of)
+    used = sorted({found for agent in agents if (found := names.find(agent)) is not None})
+    declared = [environment for name in used if (environment := declared_mode(global_config, name)) is not None]
+    if why := refusal(config, declared, foreign_rollouts(config, agents, names)):
+        raise ConfigError(why)
 
 
 def _keep_only_environments(global_config: DictConfig) -> dict[str, str]:

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from nemo_gym.cli.command import command_named
 from nemo_gym.cli.scaffolds import create_resources_server
+from nemo_gym.collect.environments import Environment, Mode
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParser
+from nemo_gym.launch.reverify_modes import declared_mode
 from nemo_gym.paths import PARENT_DIR
 
 main = command_named("init_resources_server")
@@ -49,6 +51,13 @@ def test_its_config_defines_the_server_an_agent_and_data_sets() -> None:
     assert set(datasets) == {"train", "validation", "example"}
     rows = Path(datasets["example"].jsonl_fpath).read_text().splitlines()
     assert len([json.loads(row) for row in rows]) == 5
+
+
+def test_it_says_that_stored_responses_can_be_scored_again() -> None:
+    create_resources_server("resources_servers/my_env")
+    config = OmegaConf.load("resources_servers/my_env/configs/my_env.yaml")
+    assert isinstance(config, DictConfig)
+    assert declared_mode(config, "my_env_resources_server") == Environment("my_env_resources_server", Mode.STATELESS)
 
 
 def test_a_name_with_capitals_keeps_its_folder() -> None:

@@ -3,15 +3,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from nemo_gym.cli.catalog import Workload, find_workload
+from nemo_gym.cli.catalog import Profile, Workload, find_workload
 from nemo_gym.cli.manifests import publish, run_cases, validate
 from nemo_gym.cli.scaffolds import Scaffold, create_workload
+from nemo_gym.collect.environments import Environment, Mode
 from nemo_gym.errors import ConfigError
+from nemo_gym.launch.reverify_modes import declared_mode
 from tests.programs import run_program
 
 EXAM = Scaffold("environment", "school/exam")
@@ -54,6 +56,27 @@ def test_a_new_workload_is_valid_and_is_what_it_says(scaffold: Scaffold) -> None
     assert [part["role"] for part in report["components"]] == ["resources_server", "agent_server", "model_server"]
     assert [data["rows"] for data in report["datasets"] if data["type"] == "example"] == [5]
     assert len(report["warnings"]) == (scaffold.kind == "benchmark")  # its rows are made when it is run
+
+
+@pytest.mark.parametrize("profile", get_args(Profile))
+@pytest.mark.parametrize("kind", ["environment", "benchmark"])
+def test_a_new_workload_says_whether_it_can_score_again(kind: str, profile: Profile) -> None:
+    name = f"exam_as_{kind}_{profile.replace('-', '_')}"  # a process loads a module of a name once
+    create_workload(Scaffold(kind, name, profile))
+    config = OmegaConf.load(f"{kind}s/{name}/config.yaml")
+    assert isinstance(config, DictConfig)
+    server = f"{name}_resources_server"
+    assert declared_mode(config, server) == Environment(server, Mode.STATELESS)
+
+
+def test_rollouts_of_a_new_workload_can_be_scored_again(tmp_path: Path) -> None:
+    assert run_program("gym", "env", "init", "--environment", "exam", folder=tmp_path).returncode == 0
+    words = ["--environment", "exam", "--model-type", "scripted_model", "--split", "example", "-o", "out.jsonl"]
+    assert run_program("gym", "eval", "run", *words, folder=tmp_path).returncode == 0
+    words = ["--environment", "exam", "--rollouts", "out.jsonl", "-o", "again.jsonl"]
+    done = run_program("gym", "eval", "reverify", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "again.jsonl").read_text().splitlines()) == 5
 
 
 def test_a_program_of_its_own_plays_a_new_workload(tmp_path: Path) -> None:

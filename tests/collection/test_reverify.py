@@ -213,6 +213,41 @@ def test_environments_that_need_the_live_session_are_refused_with_the_reason(
     assert len(environment.sessions) == 20
 
 
+def write_manifest(path: Path, implementation: str, agent: str | None = "alpha") -> None:
+    """The manifest of a run whose servers were an environment and perhaps an agent that played in it."""
+    config: Row = {"envs": {"resources_servers": {implementation: {"entrypoint": "app.py"}}}}
+    if agent is not None:
+        ref = {"type": "resources_servers", "name": "envs"}
+        config[agent] = {"responses_api_agents": {"simple_agent": {"entrypoint": "app.py", "resources_server": ref}}}
+    path.with_name(f"{path.stem}_manifest.json").write_text(json.dumps({"config": config}))
+
+
+@pytest.mark.parametrize("agent", ["alpha", None])
+def test_rollouts_of_another_environment_are_refused_in_one_line(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify, agent: str | None
+) -> None:
+    write_ten_tasks(tmp_path)
+    write_manifest(tmp_path / "old.jsonl", "quiz", agent)
+    done = reverify()
+    assert done.exit_code == 2
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert "of alpha in old.jsonl were made in the environment quiz, and fake_environment would score them" in said
+    assert not environment.asked["/verify"]
+    assert not (tmp_path / "new.jsonl").exists()
+    assert reverify("+force=true").exit_code == 0
+    assert (tmp_path / "unsafe_new.jsonl").exists()
+
+
+def test_rollouts_of_the_same_environment_under_another_name_are_scored(
+    tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
+) -> None:
+    write_ten_tasks(tmp_path)
+    write_manifest(tmp_path / "old.jsonl", "fake_environment")
+    assert reverify().exit_code == 0
+    (tmp_path / "old_manifest.json").write_text("{}")
+    assert reverify("+overwrite=true").exit_code == 0
+
+
 def test_sessions_are_seeded_where_the_environment_needs_that(
     tmp_path: Path, environment: FakeEnvironment, reverify: Reverify
 ) -> None:
@@ -473,6 +508,64 @@ def test_the_command_starts_the_environment_and_nothing_else(tmp_path: Path) -> 
     records = lines_in(tmp_path / "new.jsonl")
     assert [record["reward"] for record in records] == [1.0] * 5
     assert {record["_ng_previous_verdict"]["reward"] for record in records} == {0.0}
+
+
+OWN_ENVIRONMENT = """
+import sys
+
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, ReverifyMode, SimpleResourcesServer
+)
+
+
+class Config(BaseResourcesServerConfig):
+    REVERIFY_MODE = ReverifyMode.UNSUPPORTED
+
+
+class Own(SimpleResourcesServer):
+    config: Config
+    REVERIFY_REASON = "the board is gone"
+
+    async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
+        return BaseVerifyResponse(**body.model_dump(), reward=1.0)
+@@MORE@@
+
+if __name__ == "__main__":
+    Own.run_webserver()
+"""
+DECIDES_ITSELF = """
+    async def get_reverify_mode(self) -> ReverifyMode:
+        return ReverifyMode.UNSUPPORTED
+"""
+NOT_HERE = """
+    assert "ng_reverify" not in sys.argv[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "is_started"),
+    [("", False), (DECIDES_ITSELF, True), (NOT_HERE, True)],
+    ids=["declared", "decides", "not_here"],
+)
+def test_an_environment_that_cannot_score_is_refused_before_it_is_started(
+    tmp_path: Path, more: str, is_started: bool
+) -> None:
+    """One that decides while it runs, or that cannot be loaded here, has to be started for that."""
+    write_ten_tasks(tmp_path)
+    folder = tmp_path / "resources_servers/own"
+    folder.mkdir(parents=True)
+    (folder / "app.py").write_text(OWN_ENVIRONMENT.replace("@@MORE@@", more))
+    (folder / "requirements.txt").write_text("")
+    Path("own.yaml").write_text("own: {resources_servers: {own: {entrypoint: app.py, domain: other}}}\n")
+    files = ["+rollouts_jsonl_fpath=old.jsonl", "+output_jsonl_fpath=new.jsonl"]
+    command = Program("ng_reverify", "+config_paths=[own.yaml]", *files, f"+head_server.port={free_port()}")
+    try:
+        assert command.wait() == 2, command.stderr
+    finally:
+        command.stop()
+    assert "own cannot score without the live session: the board is gone" in command.stderr
+    assert ("servers ready!" in command.stdout) == is_started
+    assert not (tmp_path / "new.jsonl").exists()
 
 
 def test_what_an_earlier_run_settled_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,8 +40,8 @@ class RolloutReverificationConfig(UploadRolloutsConfigMixin, BaseNeMoGymCLIConfi
     limit: int | None = Field(default=None, ge=1)
     """Score only the first so many of the rollouts that are chosen."""
     force: bool = False
-    """Score although an environment does not say that its verdicts need no live session; the name of the output then
-    begins with unsafe_."""
+    """Score although an environment does not say that its verdicts need no live session, or is not the one in which
+    the rollouts were made; the name of the output then begins with unsafe_."""
     overwrite: bool = False
     """Start afresh although the output is there already; its files are kept in <output>.previous."""
     resume_from_cache: bool = False

@@ -2,7 +2,7 @@
 
 from resources_servers.tiny_arithmetic.scoring import score
 
-from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
+from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, ReverifyMode, SimpleResourcesServer
 
 
 class TinyArithmeticVerifyRequest(BaseVerifyRequest):
@@ -20,6 +20,8 @@ class TinyArithmeticVerifyResponse(BaseVerifyResponse):
 
 class TinyArithmeticResourcesServer(SimpleResourcesServer):
     """Looks at the last thing that was said."""
+
+    REVERIFY_MODE = ReverifyMode.STATELESS
 
     async def verify(self, body: TinyArithmeticVerifyRequest) -> TinyArithmeticVerifyResponse:
         """Score the answer."""
