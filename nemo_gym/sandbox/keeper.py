@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from nemo_gym.sandbox import wire
 from nemo_gym.sandbox.confine import FOLDER_INSIDE, NAMESPACES, SECCOMP, Confinement, confine_commands
-from nemo_gym.sandbox.memory import JoinedGroup, Sizes, device_of_shared_memory, largest_socket_bytes, mapped_bytes
-from nemo_gym.sandbox.seccomp import PR_SET_DUMPABLE, forbid_uncounted_memory, prctl
+from nemo_gym.sandbox.memory import JoinedGroup, MappedMemory, largest_socket_bytes
+from nemo_gym.sandbox.seccomp import PR_SET_DUMPABLE, answer_question, ask_for_shared_memory, prctl, receive_question
 
 _LOOK_EVERY_S = 0.1
 _LOOK_AT_GROUP_EVERY_S = 0.02
@@ -64,7 +64,9 @@ class MemoryLimit:
         self.bounded_by = str(settings["memory_limit_by"])
         self.group: JoinedGroup | None = None
         self._socket_bytes = largest_socket_bytes()  # while the machine's settings are in sight
-        self._sizes: Sizes | None = None
+        self._mapped: MappedMemory | None = None
+        self.asked_at: list[int] = []
+        """A descriptor with questions for shared mappings, where these are counted."""
         if settings["group"] is not None:
             group = JoinedGroup(settings["group"]["version"], settings["group"]["descriptors"])
             if group.can_be_joined():
@@ -78,22 +80,32 @@ class MemoryLimit:
             OSError: this system does not allow it.
         """
         if self.group is None and self.bounded_by != "none":
-            self._sizes = Sizes(device_of_shared_memory(), self._socket_bytes)
-            forbid_uncounted_memory(self.bytes)
+            self._mapped = MappedMemory(self._socket_bytes)
+            self.asked_at.append(ask_for_shared_memory())
             self.bounded_by = "watch"
 
     def is_exceeded(self, inside: list[Process]) -> bool:
         """Return whether the processes inside use more, or have used so much more that the kernel has ended some."""
         if self.group is not None:
             return self.group.has_killed() or self.group.used_bytes(FOLDER_INSIDE) > self.bytes
-        if self._sizes is None:
+        if self._mapped is None:
             return False
-        return mapped_bytes((each.pid for each in inside), self._sizes, self.bytes) > self.bytes
+        return self._mapped.used_bytes((each.pid for each in inside), self.bytes) > self.bytes
+
+    def answer(self) -> bool:
+        """Answer a process that asks for a shared mapping; return whether it is time to look at what all use."""
+        assert self._mapped is not None
+        for listener in self.asked_at:
+            with contextlib.suppress(OSError):  # it was interrupted, and asks again, or it is gone
+                question = receive_question(listener)
+                is_granted = self._mapped.grants(question, self.bytes)
+                answer_question(listener, question, 0 if is_granted else errno.ENOMEM)
+        return self._mapped.shared.may_hold > self.bytes
 
     @property
     def open_files(self) -> int:
         """Number of files that a process may have open; fewer where sockets sent to others are not counted."""
-        return _OPEN_FILES if self._sizes is None else _OPEN_FILES_UNCOUNTED
+        return _OPEN_FILES if self._mapped is None else _OPEN_FILES_UNCOUNTED
 
 
 class Keeper:
@@ -126,13 +138,19 @@ class Keeper:
             self._bury()
 
     def _wait_for(self, descriptors: list[int], timeout_s: float | None) -> list[int]:
-        """Wait for something to read, and look at the memory meanwhile where that is quickly done."""
+        """Wait for something to read, and see to the memory meanwhile as far as that is quickly done."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if until is None else max(0.0, until - time.monotonic())
             is_watched = left_s is not None and self._memory.group is not None
             step_s = min(left_s or 0.0, _LOOK_AT_GROUP_EVERY_S) if is_watched else left_s
-            readable, _, _ = select.select(descriptors, [], [], step_s)
+            readable, _, _ = select.select([*descriptors, *self._memory.asked_at], [], [], step_s)
+            if set(readable) & set(self._memory.asked_at):
+                is_time_to_look = self._memory.answer()
+                readable = [each for each in readable if each in descriptors]
+                if readable or is_time_to_look or left_s == 0:
+                    return readable
+                continue
             if readable or not is_watched or step_s == left_s:
                 return readable
             self._check_memory([])

@@ -2,8 +2,8 @@
 
 A control group counts whatever the kernel hands out: private and shared memory, files in memory, buffers of pipes.
 It is made outside of the sandbox, beside or below the control group of this process, if the system lets us write there.
-Elsewhere the first process of the sandbox adds up what the others have mapped (`mapped_bytes`), and seccomp denies the
-memory that this sum would miss (`seccomp.forbid_uncounted_memory`).
+Elsewhere the first process of the sandbox adds up what the others have mapped (`MappedMemory`), and seccomp denies the
+memory that this sum would miss and has shared mappings asked for (`seccomp.ask_for_shared_memory`).
 """
 
 import contextlib
@@ -12,10 +12,12 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from nemo_gym.sandbox.seccomp import MAP_ANONYMOUS, MAP_HUGETLB, Question
 
 _NAME = "nemo-gym-sandbox"
 _NAME_OF_GROUP = re.compile(rf"{_NAME}-(\d+)-\w+")
@@ -23,7 +25,9 @@ _BESIDES_BYTES = 64 * 1024 * 1024
 """What the kernel may keep for processes and files besides their contents."""
 _REMOVE_WITHIN_S = 5.0
 _REMOVE_AGAIN_S = 0.005
-_PRIVATE = ("RssAnon:", "VmSwap:", "HugetlbPages:")
+_PRIVATE = ("RssAnon:", "VmSwap:", "HugetlbPages:", "VmPTE:")
+_PIPE_BYTES = 8192
+"""What the kernel grants a pipe of a user whose pipes hold 64 MB together."""
 _PROC = Path("/proc")
 _USUAL_SOCKET_BYTES = 212_992
 
@@ -196,50 +200,119 @@ def largest_socket_bytes() -> int:
     return max(sizes)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What the sum of memory without a control group is made with."""
+class SharedMemory:
+    """The most that shared memory can hold, of which parts may no longer be mapped by any process.
 
-    shared_device: str
-    """See `device_of_shared_memory`."""
-    socket: int
-    """See `largest_socket_bytes`."""
-
-
-def mapped_bytes(pids: Iterable[int], sizes: Sizes, limit: int) -> int:
-    """Return the memory that processes have: what is private, and once each what they share.
-
-    Shared memory counts as it is mapped, for the kernel keeps what no process has touched lately; sockets count with
-    all that they can hold. Where a process cannot be looked into, all of its address space counts. A sum above `limit`
-    may be incomplete.
+    The kernel keeps all pages of shared memory as long as one of them is mapped. So memory counts with the length that
+    was asked for, not only with what `/proc/<pid>/maps` shows. Which memory was asked for when is not known: what
+    appears between two looks counts with the greatest lengths that were asked for meanwhile or shortly before.
     """
-    shared: dict[str, int] = {}
-    private, seen = 0, []
-    for pid in pids:
-        status = _status_of(pid)
-        if status:
-            seen.append((pid, status.get("VmSize:", 0)))
-            private += sum(status.get(name, 0) for name in _PRIVATE)
-    for pid, address_space in seen:
-        if private + sum(shared.values()) > limit:
-            break
-        try:
-            _add_shared((_PROC / str(pid) / "maps").read_text(errors="replace"), sizes.shared_device, shared)
-            _add_sockets(pid, sizes.socket, shared)
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            continue
-        except OSError:
-            shared[f"process {pid}"] = address_space
-    return private + sum(shared.values())
+
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        """Lengths that were asked for since the last look."""
+        self._late: list[int] = []
+        """Lengths that were asked for before it, of memory that had not appeared."""
+        self._greatest = 0
+        self._appeared: list[tuple[list[int], set[str]]] = []
+        """The lengths, the greatest first, and the inodes of memory that appeared between two looks."""
+        self._counted = 0
+
+    @property
+    def may_hold(self) -> int:
+        """Bytes that all of it may hold by now."""
+        return self._counted + sum(self._asked)
+
+    def ask(self, length: int, *, is_memory: bool) -> None:
+        """Note the length of a mapping that is about to be made, of memory or, as far as could be seen, of a file."""
+        self._greatest = max(self._greatest, length)
+        if is_memory:
+            self._asked.append(length)
+
+    def look(self, mapped: Mapping[str, int]) -> int:
+        """Return the most that the memory may hold of which so much is mapped, by inode."""
+        self._appeared = [(lengths, left) for lengths, seen in self._appeared if (left := seen & mapped.keys())]
+        new = mapped.keys() - {inode for _, seen in self._appeared for inode in seen}
+        if new:
+            lengths = sorted(self._asked + self._late, reverse=True)[: len(new)]
+            self._appeared.append((lengths + [self._greatest] * (len(new) - len(lengths)), new))
+        self._late = sorted(self._asked)[: max(0, len(self._asked) - len(new))]
+        self._asked = []
+        self._counted = sum(
+            max(sum(lengths[: len(seen)]), sum(mapped[inode] for inode in seen)) for lengths, seen in self._appeared
+        )
+        return self._counted
 
 
-def _add_sockets(pid: int, size: int, shared: dict[str, int]) -> None:
+class MappedMemory:
+    """The memory of processes, added up without a control group."""
+
+    def __init__(self, socket_bytes: int) -> None:
+        """Take how much may wait in one socket, see `largest_socket_bytes`.
+
+        Raises:
+            OSError: the kernel does not tell which mappings are shared memory.
+        """
+        self._buffers = {"socket": socket_bytes, "pipe": _PIPE_BYTES}
+        self._shared_device = device_of_shared_memory()
+        self.shared = SharedMemory()
+
+    def used_bytes(self, pids: Iterable[int], limit: int) -> int:
+        """Return the memory that processes have: what is private, tables of pages included, and once each what they
+        share.
+
+        Shared memory counts whole, for the kernel keeps what no process has touched lately; sockets and pipes count
+        with all that they can hold. Where a process cannot be looked into, all of its address space counts. A sum above
+        `limit` may be incomplete.
+        """
+        shared: dict[str, int] = {}
+        others: dict[str, int] = {}
+        private, seen = 0, []
+        for pid in pids:
+            status = _status_of(pid)
+            if status:
+                seen.append((pid, status.get("VmSize:", 0)))
+                private += sum(status.get(name, 0) for name in _PRIVATE)
+        for pid, address_space in seen:
+            if private + sum(shared.values()) + sum(others.values()) > limit:
+                break
+            try:
+                _add_shared((_PROC / str(pid) / "maps").read_text(errors="replace"), self._shared_device, shared)
+                _add_buffers(pid, self._buffers, others)
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            except OSError:
+                others[f"process {pid}"] = address_space
+        return private + sum(others.values()) + self.shared.look(shared)
+
+    def grants(self, question: Question, limit: int) -> bool:
+        """Return whether a process may have the shared mapping that it asks for, of memory or of a file."""
+        _, length, _, flags, descriptor, _ = question.arguments
+        is_memory = bool(flags & MAP_ANONYMOUS) or _is_dev_zero(question.thread, descriptor & 0xFFFFFFFF)
+        if is_memory and (length > limit or flags & MAP_HUGETLB):
+            return False
+        self.shared.ask(length, is_memory=is_memory)
+        return True
+
+
+def _is_dev_zero(pid: int, descriptor: int) -> bool:
+    """Return whether a file is `/dev/zero`, or cannot be looked at."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}") == "/dev/zero"  # noqa: PTH115 - each is a name, not a path
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _add_buffers(pid: int, sizes: Mapping[str, int], others: dict[str, int]) -> None:
     descriptors = f"/proc/{pid}/fd"
     for name in os.listdir(descriptors):  # noqa: PTH208 - each is a name, not a path
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             target = os.readlink(f"{descriptors}/{name}")  # noqa: PTH115
-            if target.startswith("socket:"):
-                shared[target] = size
+            size = sizes.get(target.partition(":")[0])
+            if size is not None:
+                others[target] = size
 
 
 def _add_shared(maps: str, shared_device: str, shared: dict[str, int]) -> None:

@@ -12,10 +12,12 @@ Here are also the system calls that Python has no function for.
 
 import ctypes
 import errno
+import fcntl
 import functools
 import os
 import platform
 import resource
+import select
 import signal
 import struct
 from collections.abc import Iterable
@@ -27,7 +29,7 @@ PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
-_LOAD, _EQUAL, _ABOVE, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ASK, _ERROR, _KILL = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _OTHER_ABI = 0x40000000
@@ -49,7 +51,9 @@ _IOCTL_ALLOWED = (
     0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451,  # TCGETS, TIOCGPGRP, TIOCGWINSZ, FIO{NREAD,NBIO,NCLEX,CLEX}
 )  # fmt: skip
 _PR_SCHED_CORE = 62
-_SHARED_ANONYMOUS = 0x21
+MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
+_RECEIVE, _SEND, _GRANTED = 0xC0502100, 0xC0182101, 1
+_QUESTION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 
 
 @functools.cache
@@ -197,25 +201,62 @@ def forbid_new_spaces() -> None:
     _install([_when(CLONE, makes_space), clone3], 0)
 
 
-def forbid_uncounted_memory(largest: int) -> None:
-    """Deny memory that does not show in `/proc/<pid>/maps`, and shared mappings of more than `largest` bytes.
+def ask_for_shared_memory() -> int:
+    """Deny memory that does not show in `/proc/<pid>/maps`, and have every shared mapping asked for.
 
-    That is `memfd_create`, whose files need not be mapped. A process that asks to be hidden from others stays visible,
-    and is told that it worked.
+    Denied is `memfd_create`, whose files need not be mapped. A process that asks to be hidden from others stays
+    visible, and is told that it worked.
+
+    Returns:
+        A descriptor on which somebody else answers, see `receive_question`.
 
     Raises:
-        OSError: the kernel takes no filter.
+        OSError: the kernel takes no filter, or does not ask.
     """
-    above, below = largest >> 32, largest & 0xFFFFFFFF
-    length_above, length_below = _step(_LOAD, _ARGUMENTS_AT + 12), _step(_LOAD, _ARGUMENTS_AT + 8)
-    too_long = length_above + _step(_ABOVE, above, 4, 0) + _step(_EQUAL, above, 0, 2)
-    too_long += length_below + _step(_ABOVE, below, 1, 0) + _ALLOWED + _error(errno.ENOMEM)
+    is_shared = _argument(3) + _step(_ANY_BIT, MAP_SHARED, 0, 1) + _step(_RETURN, _ASK) + _ALLOWED
     program = [
         _when(PROCESSES["memfd_create"], _error(errno.ENOSYS)),
         _when(_PRCTL, _if(0, [PR_SET_DUMPABLE], _error(0)) + _ALLOWED),
-        _when(_MMAP, _if(3, [_SHARED_ANONYMOUS], too_long, _SHARED_ANONYMOUS) + _ALLOWED),
+        _when(_MMAP, is_shared),
     ]
-    _install(program, 0)
+    return _install(program, _NEW_LISTENER)
+
+
+class Question(NamedTuple):
+    """A system call that waits for an answer."""
+
+    identity: int
+    thread: int
+    number: int
+    arguments: tuple[int, ...]
+
+
+def has_question(listener: int) -> bool:
+    """Return whether a question waits; False as well when there will be no more."""
+    asks = select.poll()
+    asks.register(listener, select.POLLIN)
+    return any(events & select.POLLIN for _, events in asks.poll(0))
+
+
+def receive_question(listener: int) -> Question:
+    """Return the question that waits.
+
+    Raises:
+        OSError: whoever asked was interrupted, and asks again, or is gone.
+    """
+    question = bytearray(_QUESTION.size)
+    fcntl.ioctl(listener, _RECEIVE, question)
+    identity, thread, _, number, _, _, *arguments = _QUESTION.unpack(question)
+    return Question(identity, thread, number, tuple(arguments))
+
+
+def answer_question(listener: int, question: Question, error: int = 0) -> None:
+    """Let the call be made, or fail with an error.
+
+    Raises:
+        OSError: whoever asked is gone, or the kernel cannot go on with a call.
+    """
+    fcntl.ioctl(listener, _SEND, _ANSWER.pack(question.identity, 0, -error, 0 if error else _GRANTED))
 
 
 def forbid_processes(own_pid: int) -> int | None:

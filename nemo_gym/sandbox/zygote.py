@@ -11,12 +11,10 @@ import errno
 import fcntl
 import importlib
 import os
-import select
 import selectors
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
@@ -69,26 +67,18 @@ class Threads:
     It also asks to end one, which is always granted, so that those that live can be counted.
     """
 
-    _RECEIVE, _SEND, _GRANTED = 0xC0502100, 0xC0182101, 1
-    _QUESTION, _ANSWER = struct.Struct("=QIIi60x"), struct.Struct("=QqiI")
-
     def __init__(self) -> None:
         self._started = 0
         self._ended: set[int] = set()
 
     def answer(self, listener: int) -> bool:
         """Answer one question; False when there will be no more."""
-        asks = select.poll()
-        asks.register(listener, select.POLLIN)
-        if not any(events & select.POLLIN for _, events in asks.poll(0)):
+        if not seccomp.has_question(listener):
             return False  # the last of them has ended; to receive would be to wait for ever
-        question = bytearray(self._QUESTION.size)
         with contextlib.suppress(OSError):  # it was interrupted, and asks again, or it is gone
-            fcntl.ioctl(listener, self._RECEIVE, question)
-            identity, thread, _, number = self._QUESTION.unpack(question)
-            is_granted = self._is_granted(thread, number)
-            answer = (0, self._GRANTED) if is_granted else (-errno.EAGAIN, 0)
-            fcntl.ioctl(listener, self._SEND, self._ANSWER.pack(identity, 0, *answer))
+            question = seccomp.receive_question(listener)
+            is_granted = self._is_granted(question.thread, question.number)
+            seccomp.answer_question(listener, question, 0 if is_granted else errno.EAGAIN)
         return True
 
     def _is_granted(self, thread: int, number: int) -> bool:

@@ -18,7 +18,7 @@ from nemo_gym.sandbox import (
     create_provider,
 )
 from nemo_gym.sandbox import memory as memory_of_sandboxes
-from nemo_gym.sandbox.memory import MemoryGroup
+from nemo_gym.sandbox.memory import MemoryGroup, SharedMemory
 from nemo_gym.sandbox.process import IsolatedProcess
 from tests.sandbox.arena import isolated
 from tests.sandbox.test_docker import until
@@ -55,6 +55,31 @@ def dropped(megabytes):
     mapping = mmap.mmap(-1, megabytes * MB)
     fill(mapping)
     mapping.madvise(mmap.MADV_DONTNEED)
+
+def trim(mapping):  # keeps one page, with which the kernel keeps all of them
+    fill(mapping)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    if libc.munmap(ctypes.c_void_p(address + 4096), ctypes.c_size_t(len(mapping) - 4096)):
+        raise OSError("munmap")
+
+def trimmed(megabytes):
+    for _ in range(megabytes):
+        trim(mmap.mmap(-1, MB))
+
+def trimmed_zeros(megabytes):
+    for _ in range(megabytes):
+        file = os.open("/dev/zero", os.O_RDWR)
+        trim(mmap.mmap(file, MB))
+        os.close(file)
+
+libc.mmap.restype = ctypes.c_void_p
+
+def tables(megabytes):  # one table of pages for every 2 MB of address space, which is only read
+    size = megabytes * 512 * MB
+    address = libc.mmap(None, ctypes.c_size_t(size), mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANON | 0x4000, -1, 0)
+    libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_NOHUGEPAGE)
+    for at in range(0, size, 2 * MB):
+        ctypes.string_at(address + at, 1)
 
 def named(megabytes):
     mapping = mmap.mmap(-1, megabytes * MB)
@@ -93,6 +118,12 @@ ATTEMPTS = {
     "one shared mapping": "attempt(shared, 1, 400)",
     "shared mappings of several processes": "for _ in range(4):\n  if not os.fork(): break\nattempt(shared, 5)",
     "shared mappings whose pages the process drops": "attempt(dropped)",
+    "shared mappings of which one page is left": "attempt(trimmed)",
+    "shared mappings of which several processes leave one page": (
+        "for _ in range(4):\n  if not os.fork(): break\nattempt(trimmed, 5)"
+    ),
+    "mappings of /dev/zero of which one page is left": "attempt(trimmed_zeros)",
+    "tables of pages": "attempt(tables)",
     "shared mappings with names": "attempt(named)",
     "mappings of /dev/zero": "attempt(zeros)",
     "files of memfd_create": "attempt(memfd)",
@@ -170,6 +201,37 @@ os.execve("/tmp/unreadable", ["python", "-c", again], {{"PYTHONHOME": {sys.base_
 def test_what_fits_is_not_killed(by: str) -> None:
     done = run("attempt(shared, 1, 60)\nattempt(private, 1, 20)\nattempt(file, 1, 60)", by)
     assert (done.stdout, done.return_code) == ("held\nheld\nheld\n", 0), done.stderr
+
+
+def test_shared_memory_that_was_given_back_does_not_count(by: str) -> None:
+    again = """
+for _ in range(20):
+    with mmap.mmap(-1, 50 * MB) as mapping:
+        mapping[:: 4096] = bytes(len(mapping) // 4096)
+with open("/tmp/file", "wb") as out: out.truncate(1000 * MB)
+with open("/tmp/file", "r+b") as file:
+    seen = [mmap.mmap(file.fileno(), 1000 * MB), mmap.mmap(-1, 4096), mmap.mmap(-1, 4096)]
+time.sleep(0.5)
+print("held")
+"""
+    done = run(again, by)
+    assert (done.stdout, done.return_code) == ("held\n", 0), done.stderr
+
+
+def test_shared_memory_counts_with_the_lengths_that_were_asked_for() -> None:
+    memory = SharedMemory()
+    for length in (10, 100, 1):
+        memory.ask(length, is_memory=True)
+    assert memory.may_hold == 111
+    assert memory.look({"a": 1, "b": 1}) == 110
+    assert memory.look({"a": 1, "b": 1, "late": 1}) == 111
+    assert memory.look({"a": 1, "b": 1, "late": 1, "never asked for": 1}) == 211
+    assert memory.look({"b": 1}) == 100
+    assert memory.look({"b": 150}) == 150
+    assert memory.look({}) == memory.may_hold == 0
+    memory.ask(1000, is_memory=False)
+    assert memory.look({}) == 0
+    assert memory.look({"c": 1}) == 1000
 
 
 def test_a_small_file_of_memfd_is_counted_by_a_control_group_and_refused_without_one(by: str) -> None:
