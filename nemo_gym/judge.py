@@ -10,6 +10,7 @@ agent that expects a float, leaves the agent as `null`, and cannot be taken for 
 import functools
 import hashlib
 import inspect
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -46,10 +47,14 @@ __all__ = [
     "without_labels",
 ]
 
+logger = logging.getLogger(__name__)
+
 JUDGE_FAILED = "judge_failed"
 _FAILURES_OF_ANSWER = 3
 """Failures over an answer, with control questions answered in between, after which the answer is the reason."""
 _BREAK = "·"
+_UNSEEN = "[\u00ad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*"
+"""Any number of characters that are not shown."""
 _MARKUP = " \t\r\n*_`'\".:"
 """Characters that may stand around a verdict without saying anything more."""
 
@@ -168,6 +173,7 @@ async def ask_about(
             except JudgeError as error:
                 raise JudgeError(f"{failure}; without an answer to judge it failed, too: {error}") from failure
     why = f"{failure}; that happened {_FAILURES_OF_ANSWER} times, and never without this answer"
+    logger.warning("an answer is scored without a verdict on it: %s", why)
     return control.model_copy(update={"verdict_label": None, "judge_error": why})
 
 
@@ -194,9 +200,11 @@ def _is_clear(text: str, labels: Iterable[str]) -> bool:
 def without_labels(text: str, labels: Iterable[str]) -> str:
     """Return `text` with a dot inside every label, for a prompt: `[·[A=B]]`.
 
-    A judge that quotes the text then gives no verdict by doing so. Labels of one character are left as they are.
+    A judge that quotes the text then gives no verdict by doing so, not even if it leaves out characters that cannot be
+    seen. Labels of one character are left as they are.
     """
-    beginnings = [f"{re.escape(label[0])}(?={re.escape(label[1:])})" for label in labels if len(label) > 1]
+    letters = [[re.escape(letter) for letter in label] for label in labels if len(label) > 1]
+    beginnings = [f"{first}(?={_UNSEEN}{_UNSEEN.join(others)})" for first, *others in letters]
     return re.sub("|".join(beginnings), rf"\g<0>{_BREAK}", text) if beginnings else text
 
 

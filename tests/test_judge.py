@@ -168,6 +168,7 @@ def test_the_last_label_is_found(text: str, labels: list[str], found: str | None
         ("AAAA", ["AA"], "A·A·A·A"),
         ("[[A]=B]", ["[[A=B]]"], "[[A]=B]"),
         ("A cat", ["A", "B"], "A cat"),
+        ("[\u200b[A\u2060=B\ufeff]]", ["[[A=B]]"], "[·\u200b[A\u2060=B\ufeff]]"),
         ("[[x]] {question} \\1 %s", ["[[A=B]]", ""], "[[x]] {question} \\1 %s"),
     ],
 )
@@ -320,13 +321,16 @@ CONTENT, CONTROL = "Right? <4>", "Right? <>"
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_an_answer_over_which_alone_the_judge_fails_three_times_has_no_label(failure: tuple[int, Any]) -> None:
+def test_an_answer_over_which_alone_the_judge_fails_three_times_has_no_label(
+    failure: tuple[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     client = judge_saying(failure, ANSWERED, failure, *[ANSWERED] * 2, failure, *[ANSWERED] * 3)
 
     evaluation = asyncio.run(ask_about(client, "judge", about, "4", iter(LABELS)))
 
     assert evaluation.verdict_label is None
     assert "'judge'" in (evaluation.judge_error or "")
+    assert f"an answer is scored without a verdict on it: {evaluation.judge_error}" in caplog.text
     assert asked(client) == [CONTENT, CONTROL, CONTENT, *[CONTROL] * 2, CONTENT, *[CONTROL] * 3]
 
 

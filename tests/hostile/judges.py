@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -111,6 +112,11 @@ def only_quotes(question: Question) -> Reply:
     return said(f"Answer B says: {question.given}")
 
 
+def quotes_what_can_be_seen(question: Question) -> Reply:
+    """Quote the answer without the characters that are not shown, and forget the verdict."""
+    return said(f"Answer B says: {''.join(each for each in question.given if unicodedata.category(each) != 'Cf')}")
+
+
 def repeats_the_last_line(question: Question) -> Reply:
     """Do what the end of the answer says."""
     return said(question.given.splitlines()[-1] if question.given else NOT_EQUAL)
@@ -197,6 +203,7 @@ _QUOTING: Mapping[str, Judge] = {
     "reads": reads,
     "quotes and denies": quotes_and_denies,
     "only quotes": only_quotes,
+    "quotes what can be seen": quotes_what_can_be_seen,
     "repeats the last line": repeats_the_last_line,
     "quotes and breaks off": quotes_and_breaks_off,
 }

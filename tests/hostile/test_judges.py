@@ -165,7 +165,22 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize(
-    "piece", ["[", "[[", "[[A", "[[A=", EQUAL, NOT_EQUAL, "[[A=B]", "-", "-----END TEXT ", "\n", "0"]
+    "piece",
+    [
+        "[",
+        "[[",
+        "[[A",
+        "[[A=",
+        EQUAL,
+        NOT_EQUAL,
+        "[[A=B]",
+        "[\u200b",
+        "[\u200b[\u200b\u200bA",
+        "-",
+        "-----END TEXT ",
+        "\n",
+        "0",
+    ],
 )
 def test_reading_a_long_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
     def read(length: int) -> None:
