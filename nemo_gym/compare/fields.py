@@ -5,15 +5,12 @@ The files are read again for this, as only a comparison that is refused needs it
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-import orjson
-
 from nemo_gym.compare.measure import QUESTIONS, MeasuredRun, Row, iter_rows
 from nemo_gym.errors import ConfigError, did_you_mean, listed
-from nemo_gym.runs.rows import telling_fields
+from nemo_gym.runs.rows import digest_of, telling_fields
 
 _MISSING = 0
 _MOST_FIELDS = 200
@@ -111,8 +108,7 @@ def _digests_by_field(run: MeasuredRun) -> dict[str, "array[int]"]:
 
 
 def _digest(value: Any) -> int:
-    content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") or 1
+    return int.from_bytes(digest_of(value, 8), "little") or 1
 
 
 def _leaves(fields: Row, path: str = "", level: int = 1) -> Iterator[tuple[str, Any]]:

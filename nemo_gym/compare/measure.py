@@ -183,10 +183,13 @@ class _FileReader:
         may_be_failed = self._paths.failures.is_file() and self._paths.failures.stat().st_size > 0
         run = self._run
         columns = [(run.columns[metric], getter) for metric, getter in self._getters.items()]
-        for key, _, record in plain_records(self._paths.rollouts, "skip", may_lack_key=True):
+        before = len(run.of_rollout)
+        for number, (key, _, record) in enumerate(
+            plain_records(self._paths.rollouts, "skip", may_lack_key=True), before
+        ):
             if self._asked is not None and key is not None and key not in self._asked:
                 continue
-            index = len(run.of_rollout) if key is None else key[0]
+            index = number if key is None else key[0]
             place = self._place_of_index.get(index)
             if place is None:
                 place = self._place(index, record)

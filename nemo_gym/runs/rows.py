@@ -10,6 +10,7 @@ task. Whatever is used of an input, its tasks are numbered as a whole, so that w
 belongs to the same tasks in a run of all.
 """
 
+import json
 import logging
 import tempfile
 from array import array
@@ -393,7 +394,16 @@ def content_key(row: Mapping[str, Any]) -> bytes:
     asked = {name: params[name] for name in ASKED if params.get(name)} if isinstance(params, dict) else params
     is_row = RESPONSE_KEY_NAME not in row
     content = {**telling_fields(row), RESPONSES_CREATE_PARAMS_KEY_NAME: asked} if is_row else asked
-    return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_DIGEST_BYTES).digest()
+    return digest_of(content)
+
+
+def digest_of(value: Any, size: int = _DIGEST_BYTES) -> bytes:
+    """Return a digest of plain data, also of texts with half a surrogate pair and of numbers of any length."""
+    try:
+        content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        content = json.dumps(value, sort_keys=True).encode()
+    return blake2b(content, digest_size=size).digest()
 
 
 def telling_fields(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -249,6 +249,29 @@ def test_rows_with_equal_content_are_one_task(tmp_path: Path, capsys: pytest.Cap
     assert any("5 rows repeat the content of others" in note for note in printed["notes"])
 
 
+def test_rows_that_orjson_cannot_write_are_matched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd: Callable[[int], dict[str, Any]] = lambda task: {"name": f"\ud800{task}", "number": 10**30 + task}  # noqa: E731
+    one, other = (write_run(tmp_path / f"{name}.jsonl", weak, prompt="half \udc00", fields=odd) for name in ("a", "b"))
+    third = write_run(tmp_path / "third.jsonl", weak, prompt="a third", fields=odd)
+    assert as_json(capsys, f"+runs=[{one},{other}]")["metrics"][0]["found"]["tasks"] == 100
+    assert exit_code_of(f"+runs=[{one},{third}]") == 2
+    assert "+pair_by=name matches 100 tasks or +pair_by=number matches 100 tasks" in capsys.readouterr().err
+
+
+def test_records_without_numbers_are_told_apart_where_some_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, order in (("one", range(30)), ("other", reversed(range(30)))):
+        records = (
+            {"responses_create_params": {"input": f"q{n}"}, "n": n, "response": {}, "reward": float(n % 2)}
+            for n in order
+        )
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    printed = as_json(capsys, f"+runs=[{tmp_path}/one.jsonl,{tmp_path}/other.jsonl]", "+where=n >= 11")
+    assert printed["flips"]["other"] == []
+    assert printed["metrics"][0]["found"]["tasks"] == 19
+
+
 def test_failures_are_never_dropped_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second run fails exactly where it would have been wrong: better among what is scored, equal with failures."""
     one = write_run(tmp_path / "one.jsonl", weak)
