@@ -332,12 +332,13 @@ def test_an_upload_has_defaults_and_never_deletes() -> None:
     [
         ({"wandb_project": "p", "wandb_name": "n", "wandb_api_key": "k"}, True),
         ({"wandb_project": "p", "wandb_name": "n", "wandb_api_key": "****"}, False),
-        ({"wandb_project": "p", "wandb_name": "n"}, False),
+        ({"wandb_project": "p", "wandb_name": "n"}, True),
+        ({"wandb_project": "p", "wandb_api_key": "k"}, False),
         ({"wandb_project": "", "wandb_name": "n", "wandb_api_key": "k"}, False),
         ({}, False),
     ],
 )
-def test_a_tracker_needs_project_name_and_a_key_that_is_not_masked(settings: dict[str, str], available: bool) -> None:
+def test_a_tracker_needs_project_and_name_and_no_masked_key(settings: dict[str, str], available: bool) -> None:
     assert WANDBConfig.model_validate(settings).is_available is available
 
 

@@ -385,7 +385,10 @@ class ExporterConfig(BaseModel):
 
 
 class WANDBConfig(ExporterConfig):
-    """Weights & Biases: a run is opened only when all three are set."""
+    """Settings of Weights & Biases; a run needs project and name.
+
+    Without a key here, W&B takes that of `WANDB_API_KEY` or of `wandb login`.
+    """
 
     wandb_project: str | None = None
     wandb_name: str | None = None
@@ -394,7 +397,7 @@ class WANDBConfig(ExporterConfig):
     @property
     def is_available(self) -> bool:
         """Whether a run can be opened; a masked key is no key."""
-        return bool(self.wandb_project and self.wandb_name and self.wandb_api_key) and self.wandb_api_key != MASK
+        return bool(self.wandb_project and self.wandb_name) and self.wandb_api_key != MASK
 
 
 class MLFlowConfig(ExporterConfig):

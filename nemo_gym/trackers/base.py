@@ -158,7 +158,12 @@ class TrackerEntry(NamedTuple):
 
 TRACKERS = {
     "wandb": TrackerEntry(
-        "Weights & Biases", WANDBConfig, "wandb", "nemo_gym.trackers.wandb:WandbRun", switch="wandb_project"
+        "Weights & Biases",
+        WANDBConfig,
+        "wandb",
+        "nemo_gym.trackers.wandb:WandbRun",
+        switch="wandb_project",
+        optional=("wandb_api_key",),
     ),
     "mlflow": TrackerEntry(
         "MLflow",

@@ -3,6 +3,7 @@
 It cannot hold up a run for ever: opening and closing have an end.
 """
 
+import io
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from nemo_gym.config_types import WANDBConfig
+from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import get_wandb_run
 from nemo_gym.trackers.base import ROLLOUT_COLUMN, TRACKERS, TrackedRun, TrackerRun, opened
 
@@ -21,6 +23,9 @@ logger = logging.getLogger(__name__)
 ROLLOUTS_TABLE = "Rollouts"
 _INIT_TIMEOUT_S = 30.0
 _FINISH_TIMEOUT_S = 600.0
+_WHERE_KEYS_ARE = (
+    " (or pass +wandb_api_key=<key> or set WANDB_API_KEY; with WANDB_MODE=offline W&B writes files and needs no key)"
+)
 
 
 class WandbRun(TrackerRun):
@@ -39,21 +44,30 @@ class WandbRun(TrackerRun):
 
     @classmethod
     def open(cls, settings: WANDBConfig, run: TrackedRun) -> "WandbRun":
-        """Open a run; its files go below the folder of results."""
+        """Open a run; its files go below the folder of results.
+
+        Without a key in `settings`, W&B takes that of `WANDB_API_KEY` or of `wandb login`; offline it needs none.
+
+        Raises:
+            ConfigError: W&B refuses to open a run, because it finds no key for instance.
+        """
         logger.info("Opening the Weights & Biases run %s/%s", settings.wandb_project, settings.wandb_name)
         run.folder.mkdir(parents=True, exist_ok=True)
-        with _command_line(run.command):
+        with _process_without_terminal(run.command):
             import wandb
 
-            return cls(
-                wandb.init(
+            given = {"api_key": settings.wandb_api_key} if settings.wandb_api_key else {}
+            try:
+                made = wandb.init(
                     project=settings.wandb_project,
                     name=settings.wandb_name,
                     dir=run.folder,
                     config=dict(run.config),
-                    settings=wandb.Settings(api_key=settings.wandb_api_key, console="off", silent=True, **_timeouts()),
+                    settings=wandb.Settings(**given, console="off", silent=True, **_timeouts()),
                 )
-            )
+            except wandb.errors.UsageError as error:
+                raise ConfigError(f"{error}{'' if given else _WHERE_KEYS_ARE}") from error
+        return cls(made)
 
     def _log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
         self._run.log(dict(values), **({} if step is None else {"step": step}))
@@ -89,14 +103,17 @@ def wandb_run(config: DictConfig, command: Sequence[str] = ()) -> Iterator[Track
 
 
 @contextmanager
-def _command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """W&B takes the command line from `sys.argv` and offers no other way."""
-    before = sys.argv
-    sys.argv = list(arguments) or before[:1]
+def _process_without_terminal(arguments: Sequence[str]) -> Iterator[None]:
+    """Give W&B a command line to record, and no terminal on which it would ask for a key and wait.
+
+    It takes both from `sys` and offers no other way.
+    """
+    before = sys.argv, sys.stdin
+    sys.argv, sys.stdin = list(arguments) or sys.argv[:1], io.StringIO()
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv, sys.stdin = before
 
 
 def _timeouts() -> dict[str, Any]:

@@ -188,9 +188,8 @@ def test_a_tracker_that_is_not_configured_is_not_loaded() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"wandb_project": "p", "wandb_name": "n"}, "wandb_project is set, but not wandb_api_key"),
         ({"wandb_project": "p", "wandb_name": "n", "wandb_api_key": "****"}, "but not wandb_api_key"),
-        ({"wandb_project": "p"}, "wandb_project is set, but not wandb_name, wandb_api_key"),
+        ({"wandb_project": "p"}, "wandb_project is set, but not wandb_name;"),
         ({"mlflow_experiment_name": "e", "mlflow_run_name": "r"}, "is set, but not mlflow_tracking_uri;"),
     ],
 )
