@@ -16,6 +16,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from typing import BinaryIO
 from nemo_gym.errors import ConfigError, similar_names
 from nemo_gym.process_inputs import extra_roots
 
+OWN_NAME = "nemo-gym"
 ROOT_DIR = Path(__file__).absolute().parent
 """The `nemo_gym` package."""
 PARENT_DIR = ROOT_DIR.parent
@@ -64,6 +66,26 @@ def require_path_inside(path: str, what: str) -> None:
         raise PathTraversalError(f"{what} {path!r} must be a path below its folder: relative, and without `..`")
 
 
+@cache
+def own_roots() -> tuple[Path, ...]:
+    """Return the folders that hold our servers: the install root, and the checkout that it is a copy of.
+
+    Who installs a checkout without `-e` goes on working in it, so what it holds is ours as much as the copy.
+    """
+    if (PARENT_DIR / "pyproject.toml").exists():
+        return (PARENT_DIR,)
+    # Only copies need these, and importing them takes a while.
+    import json
+    from importlib.metadata import distributions
+    from urllib.parse import unquote, urlsplit
+
+    found = next(iter(distributions(name=OWN_NAME, path=[str(PARENT_DIR)])), None)
+    origin = json.loads((found and found.read_text("direct_url.json")) or "{}")
+    if "dir_info" not in origin:
+        return (PARENT_DIR,)
+    return PARENT_DIR, Path(unquote(urlsplit(origin["url"]).path))
+
+
 def component_search_roots(*, sys_path: list[Path] | None = None) -> list[Path]:
     """The folders a relative path is looked for in, first match wins, without repetition.
 
@@ -75,24 +97,30 @@ def component_search_roots(*, sys_path: list[Path] | None = None) -> list[Path]:
     return list(unique.values())
 
 
+def is_own_root(root: Path) -> bool:
+    """Whether a search root holds our servers, and not only some of the same names."""
+    return root.resolve() in {own.resolve() for own in own_roots()}
+
+
 def _named_roots() -> list[Path]:
     return [Path(entry).expanduser().absolute() for entry in extra_roots()]
 
 
 def install_root_of(file: str | None) -> Path:
-    """Return the extra root that holds a program's file; for any other program, the install root.
+    """Return the extra root, or the checkout of our own, that holds a program's file; else the install root.
 
     Programs of a checkout that is an extra root find their data below `nemo_gym.PARENT_DIR`.
     """
     place = None if file is None else Path(file).resolve()
-    roots = [root for root in (PARENT_DIR, *_named_roots()) if place and place.is_relative_to(root.resolve())]
+    roots = [root for root in (*own_roots(), *_named_roots()) if place and place.is_relative_to(root.resolve())]
     return max(roots, key=lambda root: len(root.resolve().parts), default=PARENT_DIR)
 
 
 def search_servers_in_all_roots() -> None:
     """Let this process import servers from the search roots: ours first, not their namesakes elsewhere."""
-    sys.path.insert(0, str(PARENT_DIR))
-    sys.path.extend(str(root) for root in component_search_roots() if str(root) not in sys.path)
+    roots = component_search_roots()
+    sys.path[:0] = [str(root) for root in roots if is_own_root(root)]
+    sys.path.extend(str(root) for root in roots if str(root) not in sys.path)
 
 
 def candidates(path: str | Path) -> list[Path]:

@@ -58,6 +58,7 @@ from nemo_gym.paths import (
     WORKING_DIR,
     PathTraversalError,
     component_search_roots,
+    is_own_root,
     require_path_inside,
 )
 from nemo_gym.schemas.cli_config import RunConfig
@@ -218,8 +219,9 @@ def root_of(folder: Path, server_type: str) -> Path:
 
 def is_bundled(server_type: str, folder: Path) -> bool:
     """Whether the server in `folder` belongs to this distribution."""
-    name = folder.relative_to(root_of(folder, server_type) / server_type).as_posix()
-    return (server_type, name) in BUNDLED and folder.is_relative_to(PARENT_DIR)
+    root = root_of(folder, server_type)
+    name = folder.relative_to(root / server_type).as_posix()
+    return (server_type, name) in BUNDLED and is_own_root(root)
 
 
 def _plan_server(instance: ServerInstanceConfig, settings: PlanSettings) -> PlannedServer:

@@ -26,8 +26,9 @@ from typing import IO, Protocol
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import NEMO_GYM_LOG_DIR_KEY_NAME, SERVER_TYPES
-from nemo_gym.launch.requirements import OWN_NAME, PROJECT_FILE, canonical
+from nemo_gym.launch.requirements import PROJECT_FILE, canonical
 from nemo_gym.launch.warden import Warden
+from nemo_gym.paths import OWN_NAME
 from nemo_gym.terminal import harmless
 
 logger = logging.getLogger(__name__)

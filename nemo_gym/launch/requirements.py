@@ -26,9 +26,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from nemo_gym.errors import ServerFolderError
-from nemo_gym.paths import PARENT_DIR
+from nemo_gym.paths import OWN_NAME, PARENT_DIR
 
-OWN_NAME = "nemo-gym"
 REQUIREMENTS_FILE = "requirements.txt"
 OVERRIDES_FILE = "overrides.txt"
 PROJECT_FILE = "pyproject.toml"

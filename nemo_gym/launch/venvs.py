@@ -38,7 +38,6 @@ from nemo_gym.errors import EnvironmentBuildError
 from nemo_gym.keys import PYTHON_VERSION_KEY_NAME
 from nemo_gym.launch.process import ChildProcess, CommandLine
 from nemo_gym.launch.requirements import (
-    OWN_NAME,
     PROJECT_FILES,
     Line,
     Requirements,
@@ -49,7 +48,7 @@ from nemo_gym.launch.requirements import (
     unmet_package,
 )
 from nemo_gym.launch.warden import Warden
-from nemo_gym.paths import PARENT_DIR
+from nemo_gym.paths import OWN_NAME, PARENT_DIR
 from nemo_gym.process_inputs import inherited_environment
 
 logger = logging.getLogger(__name__)

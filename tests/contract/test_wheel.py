@@ -1,13 +1,16 @@
-"""The built wheel, installed into an empty environment and used in an empty folder."""
+"""The built wheel, and a copy of a checkout, each installed into an empty environment."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from itertools import takewhile
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -34,16 +37,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the commands of an environment that has the wheel, and the dependencies of this one."""
-    root = tmp_path_factory.mktemp("environment")
+def install(what: Path, root: Path) -> Path:
+    """Folder of the commands of a new environment below `root`: it has `what`, and the dependencies of this one."""
     venv.create(root, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(root), "platbase": str(root)}))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = root / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(root / "bin" / "python")]
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)],
+        [*pip, "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", str(what)],
         check=True,
         capture_output=True,
         timeout=300,
@@ -51,9 +52,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin"
 
 
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the commands of an environment that has the wheel."""
+    return install(wheel, tmp_path_factory.mktemp("environment"))
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_GYM", "PYTHON"))}
+
+
 def run(command: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NEMO_GYM", "PYTHON"))}
-    return subprocess.run([command, *arguments], cwd=cwd, env=clean, capture_output=True, text=True, timeout=120)
+    environment = clean_environment()
+    return subprocess.run([command, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_configs_and_data_of_the_components_are_in_the_wheel(wheel: Path) -> None:
@@ -114,3 +125,37 @@ def test_what_people_make_with_the_wheel_goes_below_their_folder(installed: Path
     prepared = run(installed / "ng_prepare_benchmark", config, f"+source={source}", cwd=tmp_path)
     assert prepared.returncode == 0, prepared.stderr
     assert (tmp_path / "benchmarks/gsm8k/data/gsm8k_benchmark.jsonl").is_file()
+
+
+def test_servers_of_the_checkout_that_was_installed_as_a_copy_are_ours(tmp_path: Path) -> None:
+    checkout, unwanted = tmp_path / "a checkout", shutil.ignore_patterns("__pycache__", "cache", "results")
+    for name in ("nemo_gym", "resources_servers", "responses_api_agents", "responses_api_models", "benchmarks"):
+        shutil.copytree(PARENT_DIR / name, checkout / name, ignore=unwanted)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PARENT_DIR / name, checkout / name)
+    commands = install(checkout, tmp_path / "environment")
+    with (checkout / "resources_servers/example_single_tool_call/app.py").open("a") as file:
+        file.write('\nprint("edited in the checkout")\n')
+
+    servers = subprocess.Popen(
+        [commands / "ng_run", CONFIGS, "+head_server={port: 0}"],
+        cwd=checkout,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = Timer(120, servers.kill)
+    deadline.start()
+    try:
+        assert servers.stdout is not None
+        said = list(takewhile(lambda line: "servers ready" not in line, servers.stdout))
+    finally:
+        servers.terminate()
+        servers.communicate()
+        deadline.cancel()
+
+    places = {line.split()[0]: line.split()[4] for line in said if "http://" in line and not line.startswith("head")}
+    assert set(places.values()) == {"hosted"}, said
+    assert len(places) == 3
+    assert any("edited in the checkout" in line for line in said), said
