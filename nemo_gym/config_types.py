@@ -20,6 +20,7 @@ from nemo_gym.errors import (
 )
 from nemo_gym.keys import AGENT_REF_KEY_NAME as AGENT_REF_KEY
 from nemo_gym.keys import ROLLOUT_PATH_PREFIX, TOKEN_CAPTURE_PATH_SEGMENT
+from nemo_gym.paths import install_command
 from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.schemas.cli_config import (
     DEPRECATED_UPLOAD_ROLLOUTS_KEY,
@@ -129,6 +130,7 @@ __all__ = [
     "UploadRolloutsConfigMixin",
     "WANDBConfig",
     "did_you_mean",
+    "install_command",
     "is_almost_server",
     "is_server_ref",
     "listed",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.keys import AGENT_REF_KEY_NAME, CONFIG_PATHS_KEY_NAME, HEAD_SERVER_KEY_NAME, OWN_KEY_PREFIX
+from nemo_gym.paths import install_command
 from nemo_gym.runs.read import records
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _table_library(wanted: str | None) -> Any:
                 raise
     named = " or ".join(_TABLE_LIBRARIES) if wanted is None else wanted
     raise ConfigError(
-        f"to_dataframe needs {named}, which is not installed: pip install 'nemo-gym[dataframe]' brings pandas"
+        f"to_dataframe needs {named}, which is not installed; this brings pandas: {install_command('dataframe')}"
     )
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
 
 from nemo_gym.errors import ConfigError, similar_names
@@ -100,6 +101,17 @@ def component_search_roots(*, sys_path: list[Path] | None = None) -> list[Path]:
 def is_own_root(root: Path) -> bool:
     """Whether a search root holds our servers, and not only some of the same names."""
     return root.resolve() in {own.resolve() for own in own_roots()}
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra of ours, for a person who has the checkout.
+
+    The name nemo-gym belongs to somebody else on an index, and without `-e` an editable installation becomes a copy.
+    """
+    checkout = next((root for root in own_roots() if (root / "constraints.txt").is_file()), None)
+    where = Path() if checkout is None or checkout.resolve() == Path.cwd() else checkout
+    command = f"pip install -c {quote(str(where / 'constraints.txt'))} -e {quote(f'{where}[{extra}]')}"
+    return command if checkout else f"{command} (in a checkout of this project)"
 
 
 def _named_roots() -> list[Path]:

@@ -36,7 +36,7 @@ from nemo_gym.keys import (
     ROLLOUT_INDEX_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
-from nemo_gym.paths import make_folder, write_aside
+from nemo_gym.paths import install_command, make_folder, write_aside
 
 MESSAGES_KEY_NAME = "messages"
 PROMPT_KEY_NAME = "prompt"
@@ -312,7 +312,7 @@ def _without_nulls(value: Any) -> Any:
 
 def _missing(path: Path, library: str, extra: str) -> MissingLibraryError:
     return MissingLibraryError(
-        f"reading {path} needs {library}, which is not installed: pip install {library} (the extra `{extra}`)"
+        f"reading {path} needs {library}, which is not installed; install it with: {install_command(extra)}"
     )
 
 
@@ -342,7 +342,8 @@ def _open_parquet(path: Path) -> Iterator[Write]:
         import pyarrow.parquet
     except ImportError as error:
         raise MissingLibraryError(
-            f"writing {path} needs pyarrow, which is not installed: install the extra `data`, or write .jsonl"
+            f"writing {path} needs pyarrow, which is not installed; write .jsonl, or install it with: "
+            f"{install_command('data')}"
         ) from error
     waiting: list[dict[str, Any]] = []
     writer: Any = None

@@ -213,4 +213,4 @@ def test_what_keeps_rollouts_from_becoming_a_table_is_said(tmp_path: Path) -> No
         "try: nemo_gym.to_dataframe('x.jsonl')\nexcept nemo_gym.notebooks.ConfigError as error: print(error)"
     )
     done = python(tmp_path, "-c", probe)
-    assert "pip install 'nemo-gym[dataframe]'" in done.stdout, done.stderr
+    assert f"-e '{nemo_gym.PARENT_DIR}[dataframe]'" in done.stdout, done.stderr

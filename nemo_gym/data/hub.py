@@ -26,7 +26,7 @@ from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, GymError, list
 from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.jsonl import to_line
 from nemo_gym.keys import HF_TOKEN_KEY_NAME, RESOURCES_TYPE, RESPONSES_CREATE_PARAMS_KEY_NAME
-from nemo_gym.paths import candidates, require_path_inside, resolve_for_reading
+from nemo_gym.paths import candidates, install_command, require_path_inside, resolve_for_reading
 from nemo_gym.process_inputs import hub_address
 from nemo_gym.row_files import MissingLibraryError, is_plain, read_rows
 from nemo_gym.schemas.data_config import (
@@ -197,8 +197,8 @@ def explained(what: str, done: str = "read from") -> Iterator[None]:
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise MissingLibraryError(
-            "the Hugging Face hub needs huggingface_hub, which is not installed: pip install huggingface_hub "
-            "(the extra `hf`)"
+            "the Hugging Face hub needs huggingface_hub, which is not installed; install it with: "
+            f"{install_command('hf')}"
         ) from error
     of_http_library = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
     expected: tuple[type[Exception], ...] = (HFValidationError, EntryNotFoundError, OSError, *of_http_library)

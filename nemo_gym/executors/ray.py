@@ -23,6 +23,7 @@ from nemo_gym.executors.driver import ShardLostError, run_in_shards
 from nemo_gym.executors.shard import ShardEnd, ShardOrder, run_shard
 from nemo_gym.keys import AGENTS_TYPE
 from nemo_gym.launch.end_to_end import prepare_rows
+from nemo_gym.paths import install_command
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions
 from nemo_gym.runs.options.sharding import Shard
@@ -229,6 +230,6 @@ def require_ray() -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "+executor=ray needs Ray, which is not installed; install the extra here and on every node of the cluster: "
-            "pip install '.[ray]' (in a checkout)"
+            "+executor=ray needs Ray, which is not installed; install it here and on every node of the cluster with: "
+            f"{install_command('ray')}"
         )

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.jsonl import parse
-from nemo_gym.paths import write_aside
+from nemo_gym.paths import install_command, write_aside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -339,7 +339,7 @@ def read_call(path: Path, frame: Frame) -> RecordedCall:
     if head.flags & _IS_ZSTD:
         zstandard = _zstandard()
         if zstandard is None:
-            raise ConfigError(f"{path} is compressed by zstandard: pip install zstandard (extra `data`) to read it")
+            raise ConfigError(f"{path} is compressed by zstandard; install what reads it: {install_command('data')}")
         raw = zstandard.ZstdDecompressor().decompress(raw, max_output_size=head.raw_bytes)
     return RecordedCall(raw[: head.response_bytes], raw[head.response_bytes :])
 

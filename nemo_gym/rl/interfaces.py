@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias
 from typing_extensions import TypedDict
 
 from nemo_gym.errors import ConfigError
+from nemo_gym.paths import install_command
 
 __all__ = [
     "Completion",
@@ -350,7 +351,7 @@ def require_torch(what: str) -> Any:
         TorchMissingError: it is not installed; the message says that `what` needs it.
     """
     if not torch_is_there():
-        raise TorchMissingError(f"{what} needs torch, which is not installed; install nemo-gym with the extra `rl`")
+        raise TorchMissingError(f"{what} needs torch, which is not installed; install it with: {install_command('rl')}")
     import torch
 
     return torch

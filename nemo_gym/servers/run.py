@@ -34,6 +34,7 @@ from nemo_gym.keys import (
     VERBOSE_KEY_NAME,
 )
 from nemo_gym.log import prefix_output, setup_logging, tell_what_was_counted
+from nemo_gym.paths import install_command
 from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers, require_instance
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
 from nemo_gym.servers.auth import AuthMiddleware
@@ -277,5 +278,5 @@ def _ray() -> Any:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "a server asks for Ray, which is not installed; install the extra: pip install '.[ray]'"
+            f"a server asks for Ray, which is not installed; install it with: {install_command('ray')}"
         ) from error

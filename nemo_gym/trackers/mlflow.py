@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from nemo_gym.config_types import MLFlowConfig
 from nemo_gym.errors import ConfigError
+from nemo_gym.paths import install_command
 from nemo_gym.trackers.base import ROLLOUT_COLUMN, TRACKERS, TrackedRun, TrackerRun
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class MlflowRun(TrackerRun):
     def open(cls, settings: MLFlowConfig, run: TrackedRun) -> "MlflowRun":
         """Open a run in the experiment of that name, which is made if there is none, and log the configuration."""
         if find_spec("mlflow") is None:
-            raise ConfigError("MLflow is not installed; install the extra: pip install 'nemo-gym[mlflow]'")
+            raise ConfigError(f"MLflow is not installed; install it with: {install_command('mlflow')}")
         logger.info("Opening the MLflow run %s/%s", settings.mlflow_experiment_name, settings.mlflow_run_name)
         with _environment(settings.mlflow_tracking_token):
             from mlflow.tracking import MlflowClient

@@ -11,10 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.config_types import ConfigError
+from nemo_gym.config_types import ConfigError, install_command
 from nemo_gym.responses_converter import UnusableRequestError
 
-_EXTRA = "install nemo-gym with the extra `tokens`"
 _TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -129,7 +128,10 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"token_model needs the library {name}, which is not installed; {_EXTRA}") from error
+        raise ConfigError(
+            f"token_model needs the library {name}, which is not installed; install it with: "
+            f"{install_command('tokens')}"
+        ) from error
 
 
 def _token_text(token: Any) -> str:

@@ -143,7 +143,7 @@ def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
 def test_a_missing_library_is_named(tmp_path: Path, name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_bytes(b"")
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingLibraryError, match=f"needs {library}.*the extra `data`"):
+    with pytest.raises(MissingLibraryError, match=f"needs {library}.*pip install -c .* -e .*data"):
         list(iter_row_lines(tmp_path / name))
 
 

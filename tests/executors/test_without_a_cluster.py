@@ -10,6 +10,7 @@ import pytest
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.executors.ray import connected
+from nemo_gym.paths import PARENT_DIR
 from tests.executors.conftest import AGENT, clean_environment, write_environment
 
 EVERY_MODULE = """
@@ -66,7 +67,7 @@ def test_what_a_run_on_ray_needs_is_said_before_anything_starts(tmp_path: Path, 
 def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
     done = collect_on_ray(tmp_path, "+num_shards=2", "+config_paths=[config.yaml]")
 
-    assert "pip install '.[ray]'" in refused(done, tmp_path)
+    assert f"-e '{PARENT_DIR}[ray]'" in refused(done, tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; `make test-ray` runs it")

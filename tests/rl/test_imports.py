@@ -49,7 +49,7 @@ except TorchMissingError as error:
 """
     )
     assert "the native rollout path needs torch" in printed
-    assert "extra `rl`" in printed
+    assert "[rl]'" in printed
 
 
 def test_metrics_get_plain_stand_ins_where_wandb_is_missing() -> None:

@@ -138,7 +138,7 @@ def test_without_mlflow_the_warning_says_what_to_install() -> None:
     assert done.returncode == 0, done.stderr
     (warning,) = done.stderr.splitlines()
     assert "MLflow is configured but no run could be opened, so nothing is uploaded" in warning
-    assert "pip install 'nemo-gym[mlflow]'" in warning
+    assert "pip install -c constraints.txt -e '.[mlflow]'" in warning
 
 
 @needs_mlflow
