@@ -32,6 +32,7 @@ from nemo_gym.config.instances import server_refs
 from nemo_gym.errors import ConfigError, GymError, listed
 from nemo_gym.http.addresses import server_names
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.errors import ServerCallError
 from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.run_answers import whole_response_in
 from nemo_gym.keys import (
@@ -520,6 +521,8 @@ class _ScoringFirst:
                 found = await self._environments.ask_modes([agent])
             except (ConfigError, GymError, OSError, aiohttp.ClientError) as error:
                 logger.info("Rollouts of %s are made again rather than scored: %s", shown(agent), shown(error, 500))
+                if isinstance(error, ServerCallError):  # it may be back for the next rollout
+                    return False
                 found = []
             self._usable[agent] = bool(found) and all(environment.mode.is_safe for environment in found)
         return self._usable[agent]

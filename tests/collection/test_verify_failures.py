@@ -204,6 +204,35 @@ def test_a_response_whose_environment_was_lost_is_scored_or_made_again(
     assert len(lines_in(Path("out_failures.jsonl"))) == 6
 
 
+def test_an_environment_that_is_gone_when_asked_how_it_scores_is_asked_again_for_the_next_rollout(
+    collect: Collect,
+) -> None:
+    asked = []
+
+    class Restarting(FakeEnvironment):
+        async def _mode(self, request: web.Request) -> web.Response:
+            asked.append(request.path)
+            if len(asked) == 1:
+                assert request.transport is not None
+                request.transport.abort()
+            return await super()._mode(request)
+
+    async def without_reward(row: Row, attempt: int) -> Row:
+        return {**row, "reward": 1.0 if attempt > 1 else None, "response": response_of("right")}
+
+    environment = Restarting()
+    environment.answer = without_reward
+    write_rows(Path("in.jsonl"), rows_of(3))
+    with serve(environment):
+        agent = {"entrypoint": "app.py", "host": "127.0.0.1", "port": environment.port}
+        environment.config = {"alpha": {"responses_api_agents": {"fake_agent": agent}}}
+        done = collect(f"+head_server.port={environment.port}", "+num_samples_in_parallel=1")
+
+    assert done.exit_code == 0, done.stderr
+    assert [record["reward"] for record in lines_in(Path("out.jsonl"))] == [1.0] * 3
+    assert (environment.asked["/run"], environment.asked["/verify"], len(asked)) == (4, 2, 2)
+
+
 def test_a_reward_that_is_no_number_costs_no_call_again_where_the_response_can_be_scored(collect: Collect) -> None:
     async def without_reward(row: Row, attempt: int) -> Row:
         return {**row, "reward": "high", "response": response_of("right")}
