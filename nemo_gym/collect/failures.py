@@ -400,13 +400,13 @@ def verdict_on(attempt: Attempt, agent: str, order: int = 0, number: int = 1) ->
 def _cause(failure: Failure, number: int) -> str:
     """Return where and why it failed, without what differs between requests; empty if other rollouts may succeed.
 
-    An exception in `/verify` counts at once, any other when it has come again. Each rollout counts once in a run.
+    An exception over a verdict counts at once, any other when it has come again. Each rollout counts once in a run.
     """
     if failure.is_hopeless:
         return f"{failure.server} {failure.status} {without_numbers(failure.message)}"
     if failure.raised is None or failure.failure_class is not FailureClass.AGENT_ERROR:
         return ""
-    counts_from = 1 if failure.raised.startswith(_VERIFY_PATH) else 2
+    counts_from = 1 if failure.raised.startswith(_VERIFY_PATH) or failure.failed_in == VERIFY else 2
     return f"{failure.server} {failure.raised}" if number == counts_from else ""
 
 

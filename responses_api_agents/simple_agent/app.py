@@ -156,8 +156,6 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         result = await self._rollout(request, body, row)
         if not isinstance(result, Verdict):
             return result
-        if not result.is_scored():
-            return self._validated(result.json)
         return json_answer(result.json, passed_on=result.answer, account_bytes=result.account_bytes)
 
     def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
@@ -212,7 +210,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             await self._end_session(cookies)
             return self._unverified(body, response)
         try:
-            return await self._verdict(as_json or json_bytes(body), response, cookies)
+            verdict = await self._verdict(as_json or json_bytes(body), response, cookies)
+            return verdict if verdict.is_scored() else self._validated(verdict.json)
         except Exception as error:
             where = VERIFY_REPEATEDLY if _is_asked_again(error) else VERIFY
             keep_partial(error, response, where if self._passes_rows_on() else None)

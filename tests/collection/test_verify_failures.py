@@ -252,6 +252,20 @@ def test_a_reward_that_is_no_number_costs_no_call_again_where_the_response_can_b
     assert (environment.asked["/run"], environment.asked["/verify"]) == (3, 4)
 
 
+@pytest.mark.parametrize("verdict", ["None", "BaseVerifyResponse(**body.model_dump(), reward=float('nan'))"])
+def test_verdicts_that_are_none_cost_no_call_again_and_end_the_run_soon(verdict: str, tmp_path: Path) -> None:
+    write_servers(tmp_path, f"return {verdict}", "SEEDED")
+    write_rows(tmp_path / "in.jsonl", rows_of(60))
+
+    code, stdout, stderr = collect_all(tmp_path)
+
+    assert code == 1, stdout + stderr
+    assert "5 rollouts failed for the same reason and none succeeded" in stdout
+    assert "Received an invalid verdict from resources server 'quiz'" in stdout
+    failures = lines_in(tmp_path / "out_failures.jsonl")
+    assert noted(tmp_path)["model"] == len({failure["_ng_task_index"] for failure in failures}) < 60
+
+
 def raised_in(answer: web.Response, raised: str) -> web.Response:
     """An error answer whose headers say which exception of the environment is behind it."""
     for name, value in {"status": "500", "server": "quiz", "class": "KeyError", "raised": raised}.items():
