@@ -238,7 +238,9 @@ def _observed(
     if is_kept or tokens is not None:  # else nobody looks into long lists
         post = _read_whole(post)
     if captures:
-        post = observing.begin(post)
+        from nemo_gym.collect.captured_usage import counting_captured  # runs that observe nothing need none of it
+
+        post = counting_captured(observing.begin(post), config)
     return post if tokens is None else tokens.begin(post), observing, tokens
 
 
