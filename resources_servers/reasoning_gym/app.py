@@ -1,8 +1,9 @@
 """`reasoning_gym`: generated puzzles, scored by the reasoning-gym library.
 
-The library knows more than a hundred kinds of tasks and how to score each. Some of its scorers
-evaluate what the model wrote as a formula, which can run for ever or do harm: they are called in
-processes apart, isolated as far as the system allows, that are killed when they take too long.
+The library knows more than a hundred kinds of tasks and how to score each. Scorers read what the
+model wrote, and some compare formulas, which can take for ever: they are called in processes apart,
+isolated as far as the system allows, that are killed when they take too long. None of them runs the
+text of a model.
 """
 
 from functools import partial
@@ -72,7 +73,7 @@ class ReasoningGymVerifyResponse(ReasoningGymVerifyRequest, BaseVerifyResponse):
     """As the library says; some tasks give partial credit."""
     extracted_answer: str | None
     scoring_error: str | None = None
-    """Why the library could not score the answer, which then scores 0."""
+    """Why the answer could not be read, which then scores 0, or what the library gives for any text."""
 
 
 class ReasoningGymResourcesServer(SimpleResourcesServer):

@@ -14,8 +14,12 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import reasoning_gym
+import sympy
 from reasoning_gym.factory import DATASETS
+
+from resources_servers.reasoning_gym.formulas import read_expression, read_number
 
 Scorer = Callable[..., float]
 Entry = dict[str, Any]
@@ -30,12 +34,6 @@ _EVALUATING_MODULES = (
 for _module in _EVALUATING_MODULES:
     vars(importlib.import_module(f"reasoning_gym.{_module}"))["eval"] = ast.literal_eval
 
-_FORMULA_TASKS = frozenset(
-    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
-)
-"""Their scorers have sympy evaluate what the model wrote, which could be a program that writes its own score."""
-_NO_FORMULA = re.compile(r"""["'_\\]|\.\s*[^\W\d]""")
-
 _VERSION = importlib.metadata.version("reasoning-gym")
 _SUSPICIOUS = 0.5
 """Below this the row's own answer is scored too, to see that it does better. (Some scorers reward any text a bit.)"""
@@ -47,15 +45,13 @@ def prepare(payload: dict[str, Any]) -> None:
 
 
 def run(payload: dict[str, Any]) -> dict[str, Any]:
-    """`{score, error}`, where an error of the scorer is a score of 0; or `{problem}` when the row is at fault."""
+    """Return `{score, error}`, where an answer with an error scores next to nothing, or `{problem}` of the row."""
     task, entry, given = payload["task"], payload["entry"], payload["given"]
     scorer = scorer_of(task)
     if scorer is None:
         near = get_close_matches(task, sorted(DATASETS), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return {"problem": f"reasoning-gym {_VERSION} cannot score the task {task!r}{hint}"}
-    if task in _FORMULA_TASKS and _NO_FORMULA.search(given):
-        return {"score": 0.0, "error": "a formula has no quotes, attributes or underscores"}
     score, error = _score(scorer, task, entry, given)
     if score < _SUSPICIOUS and entry["answer"] is not None:
         reference_score, reference_error = _score(scorer, task, entry, entry["answer"])
@@ -83,11 +79,11 @@ def scorer_of(task: str) -> Scorer | None:
 
 
 def _score(scorer: Scorer, task: str, entry: Entry, given: str) -> tuple[float, str | None]:
-    """The score, and the error for which it is 0."""
+    """Return the score, and the error because of which it is that of any text."""
     try:
         return float(scorer(answer=given, entry=_as_generated(entry) if task in _COMPARING_TUPLES else entry)), None
     except Exception as error:  # noqa: BLE001 - the library does not say what it raises
-        return 0.0, f"{type(error).__name__}: {error}"
+        return _UNREADABLE.get(task, 0.0), f"{type(error).__name__}: {error}"
 
 
 def _as_generated(value: Any) -> Any:
@@ -105,5 +101,44 @@ def _same_word(answer: str, entry: Entry) -> float:
     return float(answer.strip().strip(".'\"").casefold() == str(entry["answer"]).strip().casefold())
 
 
-_OWN_SCORERS: dict[str, Scorer] = {"game_of_life_halting": _same_word}
-"""The library's scorer of this task takes every text for "True"."""
+def _countdown(answer: str, entry: Entry) -> float:
+    return 1.0 if _reaches(answer, entry["metadata"]["numbers"], entry["metadata"]["target"]) else _PARSEABLE
+
+
+def _puzzle24(answer: str, entry: Entry) -> float:
+    return 1.0 if _reaches(answer, entry["metadata"]["numbers"], 24) else _UNREADABLE["puzzle24"]
+
+
+def _reaches(answer: str, numbers: list[int], target: int) -> bool:
+    """Whether a formula has this value, and each of the numbers once and no other."""
+    formula = read_number(answer)
+    is_close = np.isclose(float(formula.value), target, atol=1e-6)
+    as_written = [int(digits) for digits in re.findall(r"\b\d+\b", answer)]
+    return bool(is_close) and sorted(as_written) == sorted(formula.numbers) == sorted(numbers)
+
+
+def _polynomial(answer: str, entry: Entry) -> float:
+    return float(read_expression(answer) == read_expression(entry["answer"]))
+
+
+def _antiderivative(answer: str, entry: Entry) -> float:
+    variable = entry["metadata"]["variable"]
+    may_integrate = "Integral" in entry["answer"]  # the library could not compute this one either
+    given = read_expression(answer, variables=frozenset({variable, "C"}), may_integrate=may_integrate)
+    integrand = read_expression(entry["metadata"]["integrand"], variables=frozenset({variable}))
+    return float(sympy.simplify(sympy.diff(given, sympy.Symbol(variable)) - integrand) == 0)
+
+
+_PARSEABLE = 0.05
+"""What the library gives for any formula of numbers in `countdown`."""
+_UNREADABLE = {"countdown": 0.01, "puzzle24": 0.01}
+"""What it gives for any text."""
+_OWN_SCORERS: dict[str, Scorer] = {
+    "countdown": _countdown,
+    "game_of_life_halting": _same_word,
+    "intermediate_integration": _antiderivative,
+    "polynomial_multiplication": _polynomial,
+    "puzzle24": _puzzle24,
+    "simple_integration": _antiderivative,
+}
+"""The library's scorer of `game_of_life_halting` takes every text for "True"; its others run what the model wrote."""

@@ -58,13 +58,22 @@ def test_no_answer_is_wrong(client: TestClient) -> None:
     assert (verdict["reward"], verdict["extracted_answer"]) == (0.0, None)
 
 
-def test_a_formula_that_never_ends_is_stopped_and_wrong(client: TestClient) -> None:
-    verdict = client.post("/verify", json=said("<answer>9**9**9**9 + 3</answer>", **countdown())).json()
+def test_an_answer_that_takes_for_ever_is_stopped_and_wrong(client: TestClient) -> None:
+    coin = {"question": "?", "answer": "0.5", "metadata": {"source_dataset": "coin_flip"}}
+
+    verdict = client.post("/verify", json=said("<answer>1e999999999</answer>", **coin)).json()
 
     assert verdict["reward"] == 0.0
     assert verdict["scoring_error"].startswith(
         ("the scorer was stopped at its CPU limit", "the scorer was still running")
     )
+
+
+def test_a_formula_that_is_too_large_is_not_computed(client: TestClient) -> None:
+    verdict = client.post("/verify", json=said("<answer>9**9**9**9 + 3</answer>", **countdown())).json()
+
+    assert verdict["reward"] == 0.01
+    assert verdict["scoring_error"] == "FormulaError: an exponent is larger than 1000"
 
 
 def test_a_formula_that_is_a_program_can_do_nothing(client: TestClient, tmp_path: Path) -> None:
@@ -73,7 +82,7 @@ def test_a_formula_that_is_a_program_can_do_nothing(client: TestClient, tmp_path
 
     verdict = client.post("/verify", json=said(f"<answer>{program}</answer>", **countdown())).json()
 
-    assert (verdict["reward"], verdict["scoring_error"] is None) == (0.0, False)
+    assert (verdict["reward"], verdict["scoring_error"]) == (0.01, "FormulaError: a formula has no Call")
     assert not trace.exists()
 
 
