@@ -34,7 +34,21 @@ _EVALUATING_MODULES = (
 for _module in _EVALUATING_MODULES:
     vars(importlib.import_module(f"reasoning_gym.{_module}"))["eval"] = ast.literal_eval
 
+
+def _number(kind: type[float] | type[complex], *given: Any) -> float | complex:
+    """Read a number and refuse NaN, which these scorers take for a right answer."""
+    number = kind(*given)
+    if number != number:
+        raise ValueError("an answer that is no number")
+    return number
+
+
+for _module, _kind in {"algebra.complex_arithmetic": complex, "algorithmic.number_sorting": float}.items():
+    vars(importlib.import_module(f"reasoning_gym.{_module}"))[_kind.__name__] = functools.partial(_number, _kind)
+
 _VERSION = importlib.metadata.version("reasoning-gym")
+_ABOVE_ONE = 1.001
+"""Shares that are added up may come to a little more than 1."""
 _SUSPICIOUS = 0.5
 """Below this the row's own answer is scored too, to see that it does better. (Some scorers reward any text a bit.)"""
 
@@ -81,9 +95,10 @@ def scorer_of(task: str) -> Scorer | None:
 def _score(scorer: Scorer, task: str, entry: Entry, given: str) -> tuple[float, str | None]:
     """Return the score, and the error because of which it is that of any text."""
     try:
-        return float(scorer(answer=given, entry=_as_generated(entry) if task in _COMPARING_TUPLES else entry)), None
+        score = float(scorer(answer=given, entry=_as_generated(entry) if task in _COMPARING_TUPLES else entry))
     except Exception as error:  # noqa: BLE001 - the library does not say what it raises
         return _UNREADABLE.get(task, 0.0), f"{type(error).__name__}: {error}"
+    return (score, None) if 0 <= score < _ABOVE_ONE else (0.0, f"the library gives {score}, which is not from 0 to 1")
 
 
 def _as_generated(value: Any) -> Any:

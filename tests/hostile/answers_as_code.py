@@ -36,6 +36,8 @@ ENTRIES: Mapping[str, Entry] = {
     "n_queens": {"answer": "Q _\n_ _", "metadata": {"valid_answers": ["Q _\n_ _"]}},
     "number_sorting": {"answer": "['1.0', '2.0', '3.0']", "metadata": {"direction": "ascending"}},
     "bitwise_arithmetic": {"answer": "0xf", "metadata": {"problem": "(0x7 + 0x8)"}},
+    "complex_arithmetic": {"answer": "8.0 + 3.0i", "metadata": {"result": [8, 3]}},
+    "calendar_arithmetic": {"answer": "-1", "metadata": {"task": "recurring_event_day"}},
 }
 FORMULAS = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration")
 
@@ -181,6 +183,9 @@ UNDESERVED: Mapping[str, Mapping[str, str]] = {
         "a solution": "dsolve(Derivative(f(x), x) - cos(x)).rhs",
     },
     "string_insertion": {"a computed list": "list(reversed(list(reversed(list('ABCDA')))))"},
+    "number_sorting": {"no numbers": "[NaN, NaN, NaN]", "no numbers as texts": '["nan", "\\u006ean", "-nan"]'},
+    "complex_arithmetic": {"no number": "nan", "in brackets": "((N a N))", "imaginary": "nanj", "both": "1+nani"},
+    "calendar_arithmetic": {"more than the day before none": "0", "a late day": "40", "a very late day": "9" * 200},
     "bitwise_arithmetic": {"the question": "(0x7 + 0x8)", "a program": "exec({program}) or 0xf"},
 }
 

@@ -225,6 +225,25 @@ def test_no_scorer_of_any_task_runs_an_answer() -> None:
     assert run == ["eval"]
 
 
+@pytest.mark.parametrize(
+    ("task", "answer", "metadata", "given"),
+    [
+        ("complex_arithmetic", "8.0 + 3.0i", {"result": [8, 3]}, "nan"),
+        ("complex_arithmetic", "8.0 + 3.0i", {"result": [8, 3]}, "1 + nani"),
+        ("number_sorting", "['1.0', '2.0']", {"direction": "ascending"}, "[NaN, NaN]"),
+        ("number_sorting", "['2.0', '1.0']", {"direction": "descending"}, '["nan", "nan"]'),
+        ("calendar_arithmetic", "-1", {"task": "recurring_event_day"}, "10"),
+    ],
+)
+def test_a_score_is_not_what_the_answer_makes_of_it(
+    task: str, answer: str, metadata: dict[str, Any], given: str
+) -> None:
+    entry = {"answer": answer, "metadata": metadata}
+
+    assert run({"task": task, "entry": entry, "given": given})["score"] == 0.0
+    assert run({"task": task, "entry": entry, "given": answer})["score"] == 1.0
+
+
 def test_the_game_of_life_is_scored_by_what_was_said() -> None:
     expected = entry_of("game_of_life_halting")["answer"]
     other = {"True": "False", "False": "True"}[expected]
