@@ -9,9 +9,11 @@ import functools
 import importlib
 import importlib.metadata
 import io
+import itertools
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,16 @@ def _same_word(answer: str, entry: Entry) -> float:
     return float(answer.strip().strip(".'\"").casefold() == str(entry["answer"]).strip().casefold())
 
 
+def _probability(answer: str, entry: Entry) -> float:
+    """Return 1 for the right probability, else the share of the digits that come out right."""
+    given, right = (float(Fraction(text.replace(",", ""))) for text in (answer, entry["answer"]))
+    if abs(given - right) <= _CLOSE_PROBABILITY:
+        return 1.0
+    shown, expected = f"{given:.10g}", f"{right:.10g}"
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(shown, expected, strict=False))
+    return len(list(same)) / max(len(shown), len(expected))
+
+
 def _countdown(answer: str, entry: Entry) -> float:
     return 1.0 if _reaches(answer, entry["metadata"]["numbers"], entry["metadata"]["target"]) else _PARSEABLE
 
@@ -144,11 +156,13 @@ def _antiderivative(answer: str, entry: Entry) -> float:
     return float(sympy.simplify(sympy.diff(given, sympy.Symbol(variable)) - integrand) == 0)
 
 
+_CLOSE_PROBABILITY = 1e-4
 _PARSEABLE = 0.05
 """What the library gives for any formula of numbers in `countdown`."""
 _UNREADABLE = {"countdown": 0.01, "puzzle24": 0.01}
 """What it gives for any text."""
 _OWN_SCORERS: dict[str, Scorer] = {
+    "coin_flip": _probability,
     "countdown": _countdown,
     "game_of_life_halting": _same_word,
     "intermediate_integration": _antiderivative,
@@ -156,4 +170,5 @@ _OWN_SCORERS: dict[str, Scorer] = {
     "puzzle24": _puzzle24,
     "simple_integration": _antiderivative,
 }
-"""The library's scorer of `game_of_life_halting` takes every text for "True"; its others run what the model wrote."""
+"""The library's scorer of `coin_flip` takes 0 for any probability, and that of `game_of_life_halting` every text for
+"True"; its others run what the model wrote."""

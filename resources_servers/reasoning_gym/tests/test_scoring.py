@@ -244,6 +244,26 @@ def test_a_score_is_not_what_the_answer_makes_of_it(
     assert run({"task": task, "entry": entry, "given": answer})["score"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("given", "score"),
+    [
+        ("0.234375", 1.0),
+        ("15/64", 1.0),
+        (" 0.2344 ", 1.0),
+        ("0", 0.125),
+        ("0.", 0.125),
+        ("0.2", 0.375),
+        ("1", 0.0),
+        ("0.2300000000000001", 0.5),
+        ("half", 0.0),
+    ],
+)
+def test_a_probability_scores_by_the_share_of_right_digits(given: str, score: float) -> None:
+    entry = {"answer": "0.234375", "metadata": {}}
+
+    assert run({"task": "coin_flip", "entry": entry, "given": given})["score"] == score
+
+
 def test_the_game_of_life_is_scored_by_what_was_said() -> None:
     expected = entry_of("game_of_life_halting")["answer"]
     other = {"True": "False", "False": "True"}[expected]
