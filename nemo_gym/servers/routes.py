@@ -21,10 +21,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.params import Body
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticSerializationError, PydanticUndefined
 from starlette._utils import is_async_callable
 from starlette.types import Receive, Scope, Send
 
+from nemo_gym.http.model_answers import without_half_pairs
 from nemo_gym.http.transports.memory import Answer
 from nemo_gym.jsonl import cut_levels
 from nemo_gym.schemas.run_requests import BaseRunRequest, BaseVerifyRequest, RowFault, faults_in, forget, with_row
@@ -291,8 +292,12 @@ def to_json(result: Any) -> bytes:
 def written(result: Any, may_be_long: bool = True) -> tuple[bytes, list[tuple[int, int]]]:
     """The same, and from where to where what is long is in it, if anything may be."""
     if isinstance(result, BaseModel):
-        found = json_of(result, by_alias=True, warnings=False) if may_be_long else None
-        return found or (result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False), [])
+        try:
+            found = json_of(result, by_alias=True, warnings=False) if may_be_long else None
+            return found or (result.__pydantic_serializer__.to_json(result, by_alias=True, warnings=False), [])
+        except PydanticSerializationError:  # of half a surrogate pair, which a model can escape in JSON of its own
+            content = result.model_dump(mode="json", by_alias=True, warnings=False)
+            return without_half_pairs(json.dumps(content, separators=(",", ":")).encode()), []
     try:
         return orjson.dumps(result, option=orjson.OPT_NON_STR_KEYS), []
     except TypeError:  # also for numbers of more than 64 bits

@@ -140,3 +140,10 @@ def test_whole_rollouts_are_right_and_wrong() -> None:
     assert [result["reward"] for result in play(CONFIG, ROWS, script=str(RIGHT))] == [1.0] * 5
     wrong = play(CONFIG, ROWS, script={"rules": [{"reply": {"text": '{"name": "Anna"}'}}]})
     assert [result["reward"] for result in wrong] == [0.0] * 5
+
+
+def test_half_of_a_surrogate_pair_in_a_name_is_scored(client: TestClient) -> None:
+    verdict = ask(client, {"type": "object", "additionalProperties": False}, '{"\\ud800": 1}')
+
+    assert (verdict.status_code, verdict.json()["reward"]) == (200, 0.0)
+    assert verdict.json()["problem"] == "$.\ufffd must not be there"
