@@ -93,8 +93,11 @@ class StructuredOutputsResourcesServer(SimpleResourcesServer):
         except (ValueError, RecursionError) as error:
             return f"the answer is no JSON: {error}"
         texts: list[Text] = []
-        for problem in Checker(schema, strict=self.config.strict).problems(value, texts):
-            return problem
+        try:
+            for problem in Checker(schema, strict=self.config.strict).problems(value, texts):
+                return problem
+        except RecursionError:  # while it is compared
+            return "the answer is nested too deep"
         for each in texts:
             if not await self._matches(each):
                 return f"{each.where} does not match {each.pattern!r}"

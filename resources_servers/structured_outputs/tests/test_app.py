@@ -142,6 +142,16 @@ def test_whole_rollouts_are_right_and_wrong() -> None:
     assert [result["reward"] for result in wrong] == [0.0] * 5
 
 
+def test_an_answer_of_any_depth_is_scored(client: TestClient) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+
+    verdicts = [ask(client, schema, "[" * depth + "]" * depth) for depth in range(850, 1001)]
+
+    assert {verdict.status_code for verdict in verdicts} == {200}
+    assert verdicts[0].json()["reward"] == 1.0
+    assert verdicts[-1].json()["reward"] == 0.0
+
+
 def test_half_of_a_surrogate_pair_in_a_name_is_scored(client: TestClient) -> None:
     verdict = ask(client, {"type": "object", "additionalProperties": False}, '{"\\ud800": 1}')
 
