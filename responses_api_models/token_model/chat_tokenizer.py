@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.config_types import ConfigError, install_command
-from nemo_gym.responses_converter import UnusableRequestError
 
 _TEMPLATE_FILE = "chat_template.jinja"
 
@@ -74,19 +73,11 @@ class ChatTokenizer:
         add_generation_prompt: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """A conversation as the model reads it: text, or ids with `tokenize`.
-
-        Raises:
-            UnusableRequestError: the template refuses it.
-        """
+        """Return a conversation as the model reads it: text, or ids with `tokenize`."""
         given = {**self._special, "documents": None, **kwargs}
-        errors = _library("jinja2").exceptions.TemplateError, TypeError, KeyError, ValueError
-        try:
-            text: str = self._template.render(
-                messages=conversation, tools=tools or None, add_generation_prompt=add_generation_prompt, **given
-            )
-        except errors as error:
-            raise UnusableRequestError(f"the chat template cannot write this conversation: {error}") from error
+        text: str = self._template.render(
+            messages=conversation, tools=tools or None, add_generation_prompt=add_generation_prompt, **given
+        )
         return self.encode(text) if tokenize else text
 
     def _read(self, name: str) -> str:

@@ -58,7 +58,10 @@ def read_answer(
 ) -> dict[str, Any]:
     """The assistant message that a text amounts to; thoughts stand in think blocks before the rest."""
     thought = read_reasoning(text, is_open=is_open) if has_reasoning else Thought([], text)
-    found = parser(thought.rest, tools) if parser is not None else None
+    try:
+        found = parser(thought.rest, tools) if parser is not None else None
+    except RecursionError:  # a call that could only just be read
+        found = None
     content = thought.rest if found is None else found.text.rstrip()
     content = "".join(f"{_BEGIN}{block}{_END}" for block in thought.reasoning) + content
     message: dict[str, Any] = {"role": "assistant", "content": content or None}

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 from nemo_gym.config_types import ConfigError
+from nemo_gym.jsonl import cut_levels
 from nemo_gym.responses_converter import UnusableRequestError, only_text, plain_text
 
 Render: TypeAlias = Callable[[dict[str, Any]], str]
@@ -33,6 +34,8 @@ _CHAT_ONLY = (
     "top_logprobs",
     "web_search_options",
 )
+_MOST_LEVELS = 200
+"""Of the arguments of a call, so that a template can write them wherever it is called."""
 _ACCEPTED_ROLES = (("user",), ("system", "user"), ("developer", "user"))
 
 
@@ -83,13 +86,16 @@ def template_renderer(tokenizer: Any) -> Render:
     """Render with the chat template of a Hugging Face tokenizer."""
 
     def render(chat_request: dict[str, Any]) -> str:
-        prompt: str = tokenizer.apply_chat_template(
-            [_for_template(message) for message in chat_request["messages"]],
-            tools=chat_request.get("tools"),
-            tokenize=False,
-            add_generation_prompt=True,
-            **(chat_request.get("chat_template_kwargs") or {}),
-        )
+        try:
+            prompt: str = tokenizer.apply_chat_template(
+                [_for_template(message) for message in chat_request["messages"]],
+                tools=chat_request.get("tools"),
+                tokenize=False,
+                add_generation_prompt=True,
+                **(chat_request.get("chat_template_kwargs") or {}),
+            )
+        except Exception as error:  # a template may raise anything
+            raise UnusableRequestError(f"the chat template cannot write this conversation: {error}") from error
         return prompt
 
     return render
@@ -114,7 +120,7 @@ def _as_chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates read the arguments of tool calls as objects, not as JSON text."""
+    """Templates read the arguments of tool calls as objects, not as JSON text, if they can write them again."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -126,8 +132,12 @@ def _with_read_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if function is None:
         return call
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:  # what the model wrote is no JSON; the template shows it as it is
+        text = function["arguments"].encode()
+        arguments = json.loads(text)
+        json.dumps(arguments, ensure_ascii=False).encode()  # fails for halves of surrogate pairs
+    except (ValueError, RecursionError):  # what the model wrote is no JSON; the template shows it as it is
+        return call
+    if cut_levels(text, _MOST_LEVELS) != text:
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

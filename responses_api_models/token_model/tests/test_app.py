@@ -249,3 +249,28 @@ def test_the_engine_is_asked_no_more_at_once_than_allowed(serve: Serve, limit: i
         answers = list(pool.map(model.respond, [BODY] * 8))
     assert [answer["status"] for answer in answers] == ["completed"] * 8
     assert (model.engine.most_under_way == 1) == (limit == 1)
+
+
+ARGUMENTS = {
+    "open brackets": "[" * 50_000,
+    "many levels": '{"city": ' + "[" * 50_000 + "]" * 50_000 + "}",
+    "half of a surrogate pair": '{"city": "\\ud800"}',
+    "digits": '{"city": ' + "9" * 5_000 + "}",
+    "no number": '{"city": NaN}',
+    "a list": "[1]",
+    "nothing": "",
+    **{f"{depth} levels": '{"city": ' + "[" * depth + "]" * depth + "}" for depth in range(900, 1000, 3)},
+}
+
+
+@pytest.mark.parametrize("template", [DROPPING, LLAMA, OPENING])
+def test_whatever_stands_in_an_earlier_call_is_answered_or_refused(serve: Serve, template: str) -> None:
+    model = serve(lambda prompt: "Done.", template)
+    statuses = {}
+    for name, arguments in ARGUMENTS.items():
+        call = {"type": "function_call", "id": "f", "call_id": "c", "name": "get_weather", "arguments": arguments}
+        output = {"type": "function_call_output", "call_id": "c", "output": "cold"}
+        answer = model.client.post(f"{model.url}/v1/responses", json={**BODY, "input": [QUESTION, call, output]})
+        statuses[name] = answer.status_code
+
+    assert {name: status for name, status in statuses.items() if status not in (200, 400)} == {}

@@ -94,3 +94,23 @@ def test_what_is_nested_too_deeply_to_be_read_is_still_an_answer(parser: str, fo
         assert json.loads(call["function"]["arguments"])["a"].startswith("[[[")
     else:
         assert message["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": %s}}</tool_call>'),
+        ("llama3_json", '{"name": "add", "parameters": {"a": %s}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": %s}}]'),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=add>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_arguments_of_any_depth_are_a_call_or_text(parser: str, text: str) -> None:
+    for depth in (*range(850, 1001), 100_000):
+        given = text % ("[" * depth + "]" * depth)
+        message = read_answer(given, parser=TOOL_PARSERS[parser], tools=TOOLS, is_open=False, has_reasoning=False)
+
+        assert "tool_calls" in message or message["content"] == given

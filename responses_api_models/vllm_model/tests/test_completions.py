@@ -10,6 +10,7 @@ import pytest
 
 from nemo_gym.config_types import ConfigError
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.responses_converter import UnusableRequestError
 from responses_api_models.vllm_model.app import VLLMModel
 from responses_api_models.vllm_model.completions import (
     PlainCompletions,
@@ -94,6 +95,26 @@ def test_a_chat_template_gets_messages_tools_and_arguments() -> None:
     assert """'arguments': '{"a": '""" in request["prompt"]
     assert request["prompt"].endswith("|['t']|{'add_generation_prompt': True, 'style': 'x'}")
     assert (request["add_special_tokens"], request["max_tokens"]) == (False, 3)
+
+
+class Strict(Template):
+    """Refuses arguments that are no object, as some templates do."""
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                call["function"]["arguments"].items()
+        return super().apply_chat_template(messages, **options)
+
+
+@pytest.mark.parametrize("arguments", ["[" * 50_000, '{"a": "\\ud800"}', '{"a": ' + "[" * 300 + "]" * 300 + "}", "{"])
+def test_arguments_that_a_template_cannot_write_stay_text_or_are_refused(arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    request = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+
+    assert repr(arguments) in template_renderer(Template())(request)
+    with pytest.raises(UnusableRequestError, match="the chat template cannot write this conversation: 'str' object"):
+        template_renderer(Strict())(request)
 
 
 def test_a_template_needs_the_library_that_renders_it(monkeypatch: pytest.MonkeyPatch) -> None:
