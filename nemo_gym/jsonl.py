@@ -313,6 +313,12 @@ def cut_levels(content: bytes, levels: int) -> bytes:
     return b"".join([*pieces, content[kept_to:]])
 
 
+def is_deeper(text: str, levels: int) -> bool:
+    """Whether something in this JSON is nested in more than `levels` others, which writers may not take."""
+    content = text.encode(errors="replace") if len(text) > 2 * levels else b""
+    return cut_levels(content, levels) != content
+
+
 def count_lines(path: str | Path) -> int:
     """How many newlines the file has, blank lines included; several times faster than reading lines."""
     with Path(path).open("rb", buffering=0) as file:

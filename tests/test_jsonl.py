@@ -12,6 +12,7 @@ from nemo_gym.jsonl import (
     count_lines,
     cut_levels,
     ends_torn,
+    is_deeper,
     iter_lines,
     parse,
     parse_line,
@@ -136,6 +137,21 @@ def test_however_deep_it_is_what_is_cut_can_be_read() -> None:
     value = parse(cut_levels(deep, 100))
 
     assert (value["before"], value["after"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "levels", "is_deep"),
+    [
+        ("[[1]]", 2, False),
+        ("[[[1]]]", 2, True),
+        ('["[[[[[[["]', 2, False),
+        ('{"a": [], "b": {"c": {}}}', 3, False),
+        ('{"a": [], "b": {"c": {}}}', 2, True),
+        ("", 0, False),
+    ],
+)
+def test_how_deep_json_is_can_be_told_without_reading_it(text: str, levels: int, is_deep: bool) -> None:
+    assert is_deeper(text, levels) == is_deep
 
 
 LONG_LINE = 1 << 18

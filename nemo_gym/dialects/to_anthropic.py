@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 import orjson
 
 from nemo_gym.dialects.base import EXTRA_BODY, UnusableRequestError, object_in_metadata
+from nemo_gym.jsonl import is_deeper
 
 Fields: TypeAlias = dict[str, Any]
 RAW_ARGUMENTS = "_raw"
-"""The only key of a call's input whose arguments are no JSON object."""
+"""The only key of a call's input whose arguments are no JSON object, or one that is too deep to be written again."""
+_MOST_LEVELS = 200
 _BLANK_LINE = "\n\n"
 _TOOL_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _SYSTEM = ("system", "developer")
@@ -130,7 +132,9 @@ def input_of_call(arguments: Any) -> Fields:
     """The arguments of a call as the input of a block."""
     try:
         parsed = orjson.loads(arguments or "{}")
-        if _LONG_NUMBER.search(arguments or ""):
+        if isinstance(parsed, dict) and is_deeper(arguments or "", _MOST_LEVELS):
+            parsed = None
+        elif _LONG_NUMBER.search(arguments or ""):
             parsed = json.loads(arguments)  # to the last digit: orjson rounds what exceeds 64 bits
     except ValueError:  # no JSON, or a number of more digits than Python reads
         parsed = None

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 from nemo_gym.config_types import ConfigError
-from nemo_gym.jsonl import cut_levels
+from nemo_gym.jsonl import is_deeper
 from nemo_gym.responses_converter import UnusableRequestError, only_text, plain_text
 
 Render: TypeAlias = Callable[[dict[str, Any]], str]
@@ -132,12 +132,11 @@ def _with_read_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if function is None:
         return call
     try:
-        text = function["arguments"].encode()
-        arguments = json.loads(text)
+        arguments = json.loads(function["arguments"])
         json.dumps(arguments, ensure_ascii=False).encode()  # fails for halves of surrogate pairs
     except (ValueError, RecursionError):  # what the model wrote is no JSON; the template shows it as it is
         return call
-    if cut_levels(text, _MOST_LEVELS) != text:
+    if is_deeper(function["arguments"], _MOST_LEVELS):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -36,6 +36,7 @@ def said(body: NeMoGymResponseCreateParamsNonStreaming) -> list[dict[str, Any]]:
     if body.tools and last.get("type") != "function_call_output":
         call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": body.tools[0]["name"]}
         odd = {"babble": "not JSON", "count": f'{{"n": {2**70}}}', "count on": f'{{"n": {"7" * 5000}}}'}
+        odd |= {f"nest {levels}": f'{{"n": {"[" * levels}{2**70}{"]" * levels}}}' for levels in (300, 960, 1000, 9000)}
         arguments = odd.get(last.get("content"), '{"city": "Oslo"}')
         return [thought, {**call, "arguments": arguments, "status": "completed"}]
     text = last.get("output", last.get("content"))

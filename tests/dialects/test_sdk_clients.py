@@ -278,7 +278,14 @@ def test_an_image_among_the_first_instructions_stays() -> None:
     assert (asked["instructions"], asked["input"]) == ("Be brief", begin[1:])
 
 
-@pytest.mark.parametrize(("said", "arguments"), [("babble", "not JSON"), ("count on", f'{{"n": {"7" * 5000}}}')])
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ("babble", "not JSON"),
+        ("count on", f'{{"n": {"7" * 5000}}}'),
+        *((f"nest {levels}", f'{{"n": {"[" * levels}{2**70}{"]" * levels}}}') for levels in (300, 960, 1000, 9000)),
+    ],
+)
 def test_a_call_whose_arguments_cannot_be_read_reaches_the_harness_and_comes_back(said: str, arguments: str) -> None:
     with (
         speaking("responses") as url,
