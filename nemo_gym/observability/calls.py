@@ -12,6 +12,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_gym.config_types import ModelServerRef
+from nemo_gym.jsonl import is_deeper
 from nemo_gym.observability.store import CaptureStore, apart
 
 Ending = Literal["complete", "incomplete", "error"]
@@ -27,6 +28,8 @@ _MARKS = {
     "messages": (b'"message_stop"', b'"error"'),
 }
 _RAW = "_raw"
+_MOST_LEVELS = 200
+"""Of the arguments of a call, so that every parser can read the record that has them."""
 _NUMBERS = (int, float)
 _PLAIN_NUMBERS = {*_NUMBERS}
 _PLAIN_USAGE = {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}
@@ -291,7 +294,7 @@ def _objects(value: Any) -> Sequence[dict[str, Any]]:
 def _call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments)
+            arguments = {_RAW: arguments} if is_deeper(arguments, _MOST_LEVELS) else orjson.loads(arguments)
         except orjson.JSONDecodeError:
             arguments = {_RAW: arguments}
     return {"call_id": call_id, "name": name, "arguments": arguments}

@@ -365,10 +365,11 @@ def test_what_a_usage_does_not_tell_stays_unknown(usage: Any, expected: tuple[An
     assert tuple(stats[name] for name in names) == expected
 
 
-def test_arguments_that_are_no_json_are_kept_as_they_are() -> None:
-    call = {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{oops"}
+@pytest.mark.parametrize("arguments", ["{oops", '{"a":' + "[" * 1000 + "]" * 1000 + "}"], ids=["no JSON", "too deep"])
+def test_arguments_that_no_parser_can_read_are_kept_as_they_are(arguments: str) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "n", "arguments": arguments}
     record = build_model_call_record({"response": {"output": [call]}}, call_index=4)
-    assert record.tool_calls == [{"call_id": "c", "name": "n", "arguments": {"_raw": "{oops"}}]
+    assert record.tool_calls == [{"call_id": "c", "name": "n", "arguments": {"_raw": arguments}}]
     assert record.call_index == 4
 
 
