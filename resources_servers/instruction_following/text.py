@@ -3,8 +3,14 @@
 import re
 
 _CLOSING = "\"')]\u2019\u201d*_"
-_END = re.compile(rf"[.!?\u2026]+[{re.escape(_CLOSING)}]*(?=\s|\Z)|[\u3002\uff01\uff1f\uff0e\u061f\u06d4\u0964]+")
-"""Where a sentence may end: with marks of Latin scripts only before white space, as in `3.14` there is no end."""
+_END = re.compile(
+    rf"(?<![.!?\u2026])[.!?\u2026]++[{re.escape(_CLOSING)}]*+(?=\s|\Z)"
+    r"|[\u3002\uff01\uff1f\uff0e\u061f\u06d4\u0964]+"
+)
+"""Where a sentence may end: with marks of Latin scripts only before white space, as in `3.14` there is no end.
+
+A run of marks is looked at once, from its beginning: from each of its marks again takes quadratic time.
+"""
 _TITLES = frozenset(
     {
         "mr", "mrs", "ms", "dr", "prof", "rev", "hon", "st", "gen", "col", "capt", "lt", "sgt", "gov", "sen", "mt",
@@ -23,7 +29,7 @@ _ABBREVIATIONS = frozenset(
 )  # fmt: skip
 """After these a sentence goes on unless a capital letter follows."""
 _LIST_MARKER = re.compile(r"(?:\A|\n)[ \t>*#-]*(?:\d{1,3}|[A-Za-z])\Z")
-_LAST_WORD = re.compile(r"[\w.]+\Z")
+_LAST_WORD = re.compile(r"(?<![\w.])[\w.]++\Z")
 _LOOK_BACK = 24
 _LETTER = re.compile(r"[^\W_]")
 _WORD = re.compile(r"\w+")
