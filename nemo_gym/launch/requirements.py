@@ -34,11 +34,11 @@ PROJECT_FILE = "pyproject.toml"
 PROJECT_FILES = (PROJECT_FILE, "setup.py", "setup.cfg")
 """Any of these makes a folder something that can be installed."""
 Kind = Literal["package", "path", "url", "constraints", "option"]
-_COMMENT = re.compile(r"(^|\s)#.*$")
+_COMMENT = re.compile(r"(^|\s)#.*")
 _OPTION_WITH_PATH = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)(?:\s+|=)(\S.*)")
-_LINE_OPTIONS = re.compile(r"\s--\S.*$")
+_LINE_OPTIONS = re.compile(r"\s--\S.*")
 _NAMED = re.compile(
-    r"(?P<name>[A-Za-z0-9][\w.\-]*)\s*(?P<extras>\[[^\]]*\])?\s*(?:@\s*(?P<target>[^\s;]+))?(?P<rest>.*)"
+    r"(?P<name>[A-Za-z0-9][\w.\-]*+)\s*+(?P<extras>\[[^\]]*\])?+\s*+(?:@\s*+(?P<target>[^\s;]++))?+(?P<rest>.*)"
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.\-]*://")
 _PATH_WITH_EXTRAS = re.compile(r"(?P<path>[^\[]*)(?P<extras>\[[^\]]*\])?")
@@ -190,7 +190,8 @@ def _is_path(given: str, base: Path) -> bool:
 
 def _path_line(given: str, prefix: str, base: Path, server_folder: Path, *, editable: bool) -> Line | None:
     """A local path; `prefix` is the `name[extras] @ ` that stood in front of it."""
-    where, marker = re.match(r"([^;]*?)\s*(;.*)?$", given).groups()  # type: ignore[union-attr]
+    where, semicolon, condition = given.partition(";")
+    where = where.rstrip()
     if where.startswith("file:"):
         where = unquote(urlsplit(where).path)
     parts = _PATH_WITH_EXTRAS.fullmatch(where)
@@ -198,7 +199,7 @@ def _path_line(given: str, prefix: str, base: Path, server_folder: Path, *, edit
     path = (base / Path(location.strip()).expanduser()).resolve()
     if _path_means_us(path, server_folder):
         return None
-    marker = f" {marker}" if marker else ""
+    marker = f" ;{condition}" if semicolon else ""
     if editable:
         extras = extras or "".join(re.findall(r"\[[^\[\]]*\]", prefix))
         return Line(f"-e {path}{extras}{marker}", "path", path)

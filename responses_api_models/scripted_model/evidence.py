@@ -11,7 +11,7 @@ _QUOTED = re.compile(
 )
 _WORD = re.compile(r"\w[\w'\u2019-]*")
 _NUMBER = re.compile(r"(?<![\w.-])-?\d[\d,]{0,18}(?:\.\d{1,15})?(?![\w-])")
-_SENTENCE_END = re.compile(r"[.!?:;\n\"\u201c(]\s*\Z")
+_SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', "\u201c", "(")
 _POSSESSIVE = re.compile(r"['\u2019]s\Z")
 _CAPITALISED = re.compile(r"(?<![\w'\u2019-])[^\W\d_a-z][\w'\u2019-]*")
 _AFTER_PREPOSITION = re.compile(r"\b(?:in|at|for|of|to|from|near|about|on|with|into|over)\s+\Z", re.IGNORECASE)
@@ -100,7 +100,8 @@ class Evidence:
 
     def _rank(self, start: int) -> int:
         before = self.text[max(0, start - _LOOK_BACK) : start]
-        if not before.strip() or _SENTENCE_END.search(before):
+        said = before.rstrip()
+        if not said or said.endswith(_SENTENCE_ENDS) or "\n" in before[len(said) :]:
             return 2
         return 0 if _AFTER_PREPOSITION.search(before) else 1
 
