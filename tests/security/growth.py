@@ -20,16 +20,21 @@ SIZES = (4_096, 16_384, 65_536, 262_144, 1_048_576)
 MOMENT_S = 0.005
 MOST_TIMES = 8.0
 TRIES = 4
-NEGLIGIBLE_S = {65_536: 0.002, 262_144: 0.02}
+NEGLIGIBLE_S = {16_384: 0.000_125, 65_536: 0.002, 262_144: 0.02}
 """What takes less at that length takes a fraction of a second at the full one, even if it grows with the square."""
 PLAIN_S = 0.0004
 """What takes more at two lengths in a row, and has not grown too fast from one to the next, need not go on."""
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 ANYTHING = " a1x"
 
+ENDINGS = ("", "x\x00\nx")
+"""What a text ends with. After the second one, whatever must reach the end of the text or of a line does not."""
+
 KINDS = (
-    *"aA1 \n\t\\\"'{[(<:;@=?&#/.,-_*`$\x00\x1b\u202e\ud800",
+    *"aA1 \n\t\\\"'{}[]()<>:;@=?!&#%^~|+/.,-_*`$\x00\x1b\u202e\ud800",
+    *"\u0301\u200b\u200d\ufeff\u3000\u2026\u3002\u00e9\u0130\u00df\u65e5\u0663\U0001f600",
     *("://", "a:", "a://a:", "a://a:a@", "?a=", "&api_key=", "aA", "a b\n", "\r\n", "A, ", ". ", "a.", "{}", "<>"),
+    *("\"'", '."', "!?", "[]", "()", "[{", "a\u0301", "1.", "1,", "1 ", "**", "\n- ", "\n\n", "$$", "\\(", "<<", ">>"),
     *(
         "${",
         "${oc.env:",
@@ -38,26 +43,36 @@ KINDS = (
         "<think>",
         "</think>",
         "\\boxed{",
+        "\\boxed{}",
+        "\\text{",
         "```",
+        "```\n",
         "\\u001b[31m",
         "answer:",
+        "<answer>",
+        "A or ",
+        "p.s.",
+        "[[A",
+        '"a":',
     ),
 )
 """What is repeated in a hostile text; a pattern adds what it looks for itself."""
 
 
 class Text(NamedTuple):
-    """A text of any length: a beginning, and something over and over."""
+    """A text of any length: a beginning, something over and over, and an ending."""
 
     beginning: str
     repeated: str
+    ending: str = ""
 
     def of(self, size: int) -> str:
-        return (self.beginning + self.repeated * (size // len(self.repeated) + 1))[:size]
+        length = size - len(self.ending)
+        return (self.beginning + self.repeated * (length // len(self.repeated) + 1))[:length] + self.ending
 
 
 def of_all_kinds() -> Iterator[Text]:
-    return (Text("", kind) for kind in KINDS)
+    return (Text("", kind, ending) for kind in KINDS for ending in ENDINGS)
 
 
 def growing_too_fast(use: Callable[[str], Any], texts: Iterable[Text], sizes: Iterable[int] = SIZES) -> str | None:
@@ -122,7 +137,7 @@ def in_words_of(pattern: "re.Pattern[str]") -> list[Text]:
                 texts.add(Text("", before))
         if before:
             texts.add(Text("", before[:-1] or before))
-    return sorted(texts)
+    return sorted(Text(text.beginning, text.repeated, ending) for text in texts for ending in ENDINGS)
 
 
 def _pieces(tree: Any, choice: int) -> Iterator[tuple[str, bool]]:
