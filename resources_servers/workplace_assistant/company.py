@@ -5,17 +5,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from resources_servers.workplace_assistant.world import BOARDS, LISTS, NOW, PRODUCTS, SOURCES, STATUSES, Row, Tables
+from resources_servers.workplace_assistant.world import (
+    BOARDS,
+    IDS,
+    LISTS,
+    NOW,
+    PRODUCTS,
+    SOURCES,
+    STATUSES,
+    Row,
+    Tables,
+)
 
 FOUND_AT_MOST = 5
 _PLOTS = "plots"
+_MOST_WORDS = 50
+_LONGEST_SUBJECT = 1000
 _VALUES = ("total_visits", "session_duration_seconds", "user_engaged", *(f"visits_{name}" for name in SOURCES))
-_IDS = {
-    "emails": "email_id",
-    "calendar_events": "event_id",
-    "project_tasks": "task_id",
-    "customer_relationship_manager_data": "customer_id",
-}
 
 
 class ToolError(Exception):
@@ -23,11 +29,14 @@ class ToolError(Exception):
 
 
 class Company:
-    """One company, changed by one assistant. Tables are shared with others until they are changed."""
+    """One company, changed by one assistant. Tables are shared with others until one of their rows is looked up."""
 
     def __init__(self, tables: Tables) -> None:
         self._start = tables
-        self._tables = {**tables, _PLOTS: ()}
+        self._by_id: dict[str, dict[str, Row]] = {}
+        self._newest: dict[str, list[tuple[int, str]]] = {}
+        """The ids of a table that rows are added to, the highest last; some may be of rows that are gone."""
+        self._plots: list[Row] = []
 
     def call(self, tool: str, arguments: Any) -> Any:
         """Use a tool.
@@ -50,15 +59,20 @@ class Company:
 
     def outcome(self) -> dict[str, Any]:
         """What the company has become, without regard to case, order, and the ids that new rows happened to get."""
+        plain = _Plain()
         found = {}
-        for table, rows in self._tables.items():
-            if rows is not self._start.get(table, ()):
-                old = {row[_IDS[table]] for row in self._start[table]} if table in _IDS else set()
-                found[table] = Counter(_comparable(row, _IDS.get(table, ""), old) for row in rows)
-        return {table: rows for table, rows in found.items() if rows != _unchanged(self._start.get(table, ()))}
+        for table, rows in self._by_id.items():
+            old = {row[IDS[table]] for row in self._start[table]}
+            before = Counter(_comparable(row, IDS[table], old, plain) for row in self._start[table])
+            after = Counter(_comparable(row, IDS[table], old, plain) for row in rows.values())
+            if after != before:
+                found[table] = after
+        if self._plots:
+            found[_PLOTS] = Counter(_comparable(row, "", set(), plain) for row in self._plots)
+        return found
 
     def _company_directory_find_email_address(self, name: str) -> Any:
-        emails = [row["email_address"] for row in self._tables["email_addresses"]]
+        emails = [row["email_address"] for row in self._start["email_addresses"]]
         found = [email for email in emails if name.lower() in email.lower()]
         return found or "No email address found."
 
@@ -67,14 +81,17 @@ class Company:
 
     def _email_search_emails(self, query: str = "", date_min: str = "", date_max: str = "") -> Any:
         rows = self._between("emails", "sent_datetime", date_min, _end_of_day(date_max))
-        words = query.lower().split()
-        fields = ("subject", "body", "sender/recipient")
-        found = [row for row in rows if all(word in " ".join(row[field] for field in fields).lower() for word in words)]
+        words = set(query.lower().split())
+        if len(words) > _MOST_WORDS:
+            raise ToolError(f"The query has {len(words)} words; look for {_MOST_WORDS} at most.")
+        found = [row for row in rows if _has_all(words, row["subject"], row["body"], row["sender/recipient"])]
         return _shown(sorted(found, key=lambda row: row["sent_datetime"], reverse=True), "emails")
 
     def _email_send_email(self, recipient: str, subject: str, body: str) -> str:
         if "@" not in recipient:
             raise ToolError("The recipient must be an email address.")
+        if len(subject) > _LONGEST_SUBJECT:
+            raise ToolError(f"The subject is longer than {_LONGEST_SUBJECT} characters.")
         row = {"inbox/outbox": "outbox", "sender/recipient": recipient.lower(), "subject": subject, "body": body}
         self._add("emails", {**row, "sent_datetime": f"{NOW:%Y-%m-%d %H:%M:%S}"})
         return "Email sent."
@@ -114,14 +131,14 @@ class Company:
         return self._between("analytics_data", "date_of_visit", time_min, time_max)
 
     def _analytics_get_visitor_information_by_id(self, visitor_id: str) -> Any:
-        found = [dict(row) for row in self._tables["analytics_data"] if row["visitor_id"] == visitor_id]
+        found = [dict(row) for row in self._start["analytics_data"] if row["visitor_id"] == visitor_id]
         return found or "Visitor not found."
 
     def _analytics_create_plot(self, time_min: str, time_max: str, value_to_plot: str, plot_type: str) -> str:
         _one_of("value_to_plot", value_to_plot, _VALUES)
         _one_of("plot_type", plot_type, ("bar", "line", "scatter", "histogram"))
         file = f"plots/{time_min}_{time_max}_{value_to_plot}_{plot_type}.png"
-        self._tables[_PLOTS] = (*self._tables[_PLOTS], {"file": file})
+        self._plots.append({"file": file})
         return file
 
     def _analytics_total_visits_count(self, time_min: str = "", time_max: str = "") -> dict[str, int]:
@@ -191,11 +208,20 @@ class Company:
     def _customer_relationship_manager_delete_customer(self, customer_id: str) -> str:
         return self._delete("customer_relationship_manager_data", customer_id)
 
+    def _rows(self, table: str) -> Iterable[Row]:
+        return self._by_id[table].values() if table in self._by_id else self._start[table]
+
+    def _own(self, table: str) -> dict[str, Row]:
+        """The rows by id, which this company alone has."""
+        if table not in self._by_id:
+            self._by_id[table] = {row[IDS[table]]: row for row in self._start[table]}
+        return self._by_id[table]
+
     def _row(self, table: str, number: str) -> Row:
-        for row in self._tables[table]:
-            if row[_IDS[table]] == number:
-                return row
-        raise ToolError(f"There is no {_IDS[table]} {number}.")
+        row = self._own(table).get(number)
+        if row is None:
+            raise ToolError(f"There is no {IDS[table]} {number}.")
+        return row
 
     def _field(self, table: str, number: str, field: str) -> dict[str, str]:
         row = self._row(table, number)
@@ -204,36 +230,43 @@ class Company:
         return {field: row[field]}
 
     def _between(self, table: str, field: str, least: str, most: str) -> list[Row]:
-        rows = self._tables[table]
+        rows = self._rows(table)
         return [row for row in rows if (not least or row[field] >= least) and (not most or row[field] <= most)]
 
     def _matching(self, table: str, wanted: Mapping[str, str]) -> list[Row]:
         if not wanted:
             raise ToolError("Say what to look for.")
-        rows = self._tables[table]
+        rows = self._rows(table)
         return [row for row in rows if all(value.lower() in row[name].lower() for name, value in wanted.items())]
 
     def _add(self, table: str, values: Mapping[str, str]) -> str:
-        key = _IDS[table]
-        number = f"{max((int(row[key]) for row in self._tables[table]), default=-1) + 1:08d}"
-        self._tables[table] = (*self._tables[table], {key: number, **values})
+        rows = self._own(table)
+        if table not in self._newest:
+            self._newest[table] = sorted((int(each), each) for each in rows)
+        newest = self._newest[table]
+        while newest and newest[-1][1] not in rows:
+            newest.pop()
+        following = newest[-1][0] + 1 if newest else 0
+        number = f"{following:08d}"
+        newest.append((following, number))
+        rows[number] = {IDS[table]: number, **values}
         return number
 
     def _delete(self, table: str, number: str) -> str:
-        gone = self._row(table, number)
-        self._tables[table] = tuple(row for row in self._tables[table] if row is not gone)
+        self._row(table, number)
+        del self._own(table)[number]
         return "Deleted."
 
     def _update(self, table: str, number: str, field: str, value: str) -> str:
         old = self._row(table, number)
-        if field not in old or field == _IDS[table]:
+        if field not in old or field == IDS[table]:
             raise ToolError(f"{field} cannot be changed; change one of {', '.join(list(old)[1:])}.")
         value = value.lower() if field.endswith("_email") else value
-        self._tables[table] = tuple({**row, field: value} if row is old else row for row in self._tables[table])
+        self._own(table)[number] = {**old, field: value}
         return "Updated."
 
     def _known_person(self, email: str) -> None:
-        if email.lower() not in {row["email_address"].lower() for row in self._tables["email_addresses"]}:
+        if email.lower() not in {row["email_address"].lower() for row in self._start["email_addresses"]}:
             raise ToolError(f"Nobody here has the email address {email}; find it in the company directory.")
 
 
@@ -241,9 +274,11 @@ _ENDS = ("_min", "_max")
 
 
 def after(tables: Tables, calls: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """What a company has become after these calls; what cannot be done changes nothing."""
+    """What a company has become after these calls; what only looks or cannot be done changes nothing."""
     company = Company(tables)
     for tool, arguments in calls:
+        if tool not in CHANGING:
+            continue
         try:
             company.call(tool, json.loads(arguments) if isinstance(arguments, str) else arguments)
         except (ToolError, ValueError, RecursionError):
@@ -251,13 +286,22 @@ def after(tables: Tables, calls: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return company.outcome()
 
 
-def _comparable(row: Row, key: str, old: set[str]) -> tuple[tuple[str, str], ...]:
+class _Plain(dict[str, str]):
+    """Texts without regard to case, each made once: a thousand mails may have one long text."""
+
+    def __missing__(self, text: str) -> str:
+        self[text] = plain = text.strip().lower()
+        return plain
+
+
+def _comparable(row: Row, key: str, old: set[str], plain: _Plain) -> tuple[tuple[str, str], ...]:
     keeps_id = not key or row[key] in old
-    return tuple(sorted((name, value.strip().lower()) for name, value in row.items() if keeps_id or name != key))
+    return tuple(sorted((name, plain[value]) for name, value in row.items() if keeps_id or name != key))
 
 
-def _unchanged(rows: tuple[Row, ...]) -> Counter[tuple[tuple[str, str], ...]]:
-    return Counter(_comparable(row, "", set()) for row in rows)
+def _has_all(words: Iterable[str], *texts: str) -> bool:
+    text = " ".join(texts).lower()
+    return all(word in text for word in words)
 
 
 def _shown(rows: list[Row], what: str, at_most: int | None = FOUND_AT_MOST) -> Any:
@@ -386,6 +430,9 @@ TOOLS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     f"{_CRM}_delete_customer": ("Delete a customer.", {"customer_id": "The id"}, ("customer_id",)),
 }  # fmt: skip
 """Description, parameters (all of them texts) and which of them are required, by name."""
+_VERBS = frozenset({"add", "create", "delete", "forward", "reply", "send", "update"})
+CHANGING = frozenset(tool for tool in TOOLS if not _VERBS.isdisjoint(tool.split("_")))
+"""The tools that change something; the others only look."""
 
 
 def schemas() -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ It is made up by a program, the same on every machine, or read from six CSV file
 
 import csv
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -31,6 +32,13 @@ COLUMNS = {
     ),
 }  # fmt: skip
 """Every table and its columns; in a folder of the user, one file `<table>.csv` each."""
+IDS = {
+    "emails": "email_id",
+    "calendar_events": "event_id",
+    "project_tasks": "task_id",
+    "customer_relationship_manager_data": "customer_id",
+}
+"""The tables whose rows have ids, and the column of these."""
 LISTS = ("Backlog", "In Progress", "In Review", "Completed")
 BOARDS = ("Back end", "Front end", "Design")
 SOURCES = ("direct", "referral", "search engine", "social media")
@@ -76,7 +84,7 @@ def load(folder: str) -> Tables:
     """The company in a folder of CSV files.
 
     Raises:
-        ConfigError: the folder or one of its files is not there, or lacks a column.
+        ConfigError: the folder or one of its files is not there, lacks a column, or has an id twice.
     """
     root = resolve_for_reading(folder, Path.is_dir)
     missing = [f"{table}.csv" for table in COLUMNS if not (root / f"{table}.csv").is_file()]
@@ -86,7 +94,12 @@ def load(folder: str) -> Tables:
             f"{', '.join(missing)} cannot be found in {root}. Name the checkout that has the folder in "
             "NEMO_GYM_EXTRA_ROOTS, or leave `world` out for the company that is made up here"
         )
-    return {table: tuple(_rows(root / f"{table}.csv", columns)) for table, columns in COLUMNS.items()}
+    tables = {table: tuple(_rows(root / f"{table}.csv", columns)) for table, columns in COLUMNS.items()}
+    for table, key in IDS.items():
+        number, times = Counter(row[key] for row in tables[table]).most_common(1)[0] if tables[table] else ("", 1)
+        if times > 1:
+            raise ConfigError(f"world: {root / f'{table}.csv'} has {times} rows with the {key} {number!r}; leave one")
+    return tables
 
 
 def _rows(file: Path, columns: tuple[str, ...]) -> Iterator[Row]:

@@ -31,7 +31,9 @@ from resources_servers.instruction_following.registry import INSTRUCTIONS, instr
 from resources_servers.instruction_following.tests.test_instructions import CASES
 from resources_servers.mcqa.grading import extract_answer as extract_option
 from resources_servers.reasoning_gym.answers import extract_answer
-from tests.security.growth import applied, growing_too_fast, in_words_of, of_all_kinds
+from resources_servers.workplace_assistant.company import after
+from resources_servers.workplace_assistant.world import made_up
+from tests.security.growth import Text, applied, growing_too_fast, in_words_of, of_all_kinds
 
 ROOT = Path(nemo_gym.__file__).parent.parent
 PACKAGES = ("nemo_gym", "responses_api_agents", "responses_api_models", "resources_servers")
@@ -168,6 +170,43 @@ def test_whatever_masks_shows_or_reads_a_text_takes_linear_time(what: str) -> No
 def test_every_instruction_is_checked_in_linear_time(name: str) -> None:
     (instruction,) = instructions_of([name], [next(arguments for other, arguments, *_ in CASES if other == name)])
     assert growing_too_fast(instruction.is_followed, of_all_kinds()) is None
+
+
+COMPANY = made_up()
+SOMEBODY = COMPANY["email_addresses"][0]["email_address"]
+CALLS: dict[str, tuple[str, dict[str, str]]] = {
+    "mails": ("email_send_email", {"recipient": SOMEBODY, "subject": "s", "body": "b"}),
+    "mails with a long text": ("email_send_email", {"recipient": SOMEBODY, "subject": "s", "body": "b" * 10_000}),
+    "forwarded mails": ("email_forward_email", {"email_id": "00000001", "recipient": SOMEBODY}),
+    "answers": ("email_reply_email", {"email_id": "00000001", "body": "b"}),
+    "events": (
+        "calendar_create_event",
+        {"event_name": "e", "participant_email": SOMEBODY, "event_start": "2023-12-01 09:00:00", "duration": "30"},
+    ),
+    "changes": ("calendar_update_event", {"event_id": "00000001", "field": "event_name", "new_value": "n"}),
+    "deletions": ("calendar_delete_event", {"event_id": "00000001"}),
+    "plots": (
+        "analytics_create_plot",
+        {"time_min": "", "time_max": "", "value_to_plot": "total_visits", "plot_type": "bar"},
+    ),
+    "searches": ("email_search_emails", {"query": "budget"}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_many_calls_take_time_in_proportion_to_their_number(name: str) -> None:
+    use = lambda text: after(COMPANY, [CALLS[name]] * (len(text) // 10))  # noqa: E731
+
+    assert growing_too_fast(use, [Text("", "c")], (5_000, 20_000, 80_000)) is None
+
+
+def test_forwarding_a_mail_again_and_again_takes_time_in_proportion() -> None:
+    def forward(text: str) -> None:
+        first = len(COMPANY["emails"]) - 1
+        calls = [{"email_id": f"{first + number:08d}", "recipient": SOMEBODY} for number in range(len(text) // 10)]
+        after(COMPANY, [("email_forward_email", call) for call in calls])
+
+    assert growing_too_fast(forward, [Text("", "c")], (5_000, 20_000, 80_000)) is None
 
 
 class Trickle(io.BytesIO):

@@ -1,5 +1,6 @@
 """The assistant's company: tools, sessions, verdicts, tasks that are made up, whole rollouts with scripted models."""
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ from resources_servers.workplace_assistant.app import (
     WorkplaceAssistantResourcesServer,
     WorkplaceAssistantResourcesServerConfig,
 )
-from resources_servers.workplace_assistant.company import TOOLS, Company, ToolError, after
+from resources_servers.workplace_assistant.company import CHANGING, TOOLS, Company, ToolError, after
 from resources_servers.workplace_assistant.scripts.create_dataset import main as create_dataset
 from resources_servers.workplace_assistant.tasks import generate_rows
 from resources_servers.workplace_assistant.world import COLUMNS, load, made_up
@@ -73,6 +74,48 @@ def test_there_are_27_tools_and_every_one_of_them_does_something() -> None:
     assert set(company.outcome()) == {
         "emails", "calendar_events", "project_tasks", "customer_relationship_manager_data", "plots",
     }  # fmt: skip
+
+
+def test_tools_that_only_look_change_nothing() -> None:
+    for name in TOOLS.keys() - CHANGING:
+        company = Company(WORLD)
+        with contextlib.suppress(ToolError):
+            company.call(name, dict.fromkeys(TOOLS[name][1], "00000001"))
+        assert company.outcome() == {}, name
+    assert len(CHANGING) == 14
+
+
+def test_ids_are_given_as_if_what_was_deleted_had_never_been_there() -> None:
+    company = Company(WORLD)
+    event = {"event_name": "a", "participant_email": SOMEBODY, "event_start": "2023-12-01 09:00:00", "duration": "30"}
+    first = company.call("calendar_create_event", event)
+    second = company.call("calendar_create_event", event)
+    company.call("calendar_delete_event", {"event_id": second})
+    company.call("calendar_delete_event", {"event_id": first})
+
+    assert company.outcome() == {}
+    assert company.call("calendar_create_event", event) == first
+
+
+def test_a_query_of_many_words_is_refused() -> None:
+    with pytest.raises(ToolError, match=r"has 1000 words; look for 50 at most"):
+        Company(WORLD).call("email_search_emails", {"query": " ".join(map(str, range(1000)))})
+    assert Company(WORLD).call("email_search_emails", {"query": "budget " * 1000})
+
+
+def test_a_subject_that_never_ends_is_refused() -> None:
+    with pytest.raises(ToolError, match="longer than 1000 characters"):
+        Company(WORLD).call("email_send_email", {"recipient": SOMEBODY, "subject": "s" * 1001, "body": ""})
+
+
+def test_a_company_with_an_id_twice_is_refused(tmp_path: Path) -> None:
+    for table, columns in COLUMNS.items():
+        row = dict.fromkeys(columns, "1")
+        lines = [",".join(columns), *[",".join(row.values())] * (2 if table == "emails" else 1)]
+        (tmp_path / f"{table}.csv").write_text("\n".join(lines))
+
+    with pytest.raises(ConfigError, match=r"emails\.csv has 2 rows with the email_id '1'; leave one"):
+        load(str(tmp_path))
 
 
 def test_what_cannot_be_done_is_said_to_the_model_and_changes_nothing() -> None:
