@@ -2,11 +2,10 @@
 
 import json
 import logging
-import re
-from typing import Any, Literal, NoReturn, Self
+from functools import partial
+from typing import Literal, Self
 
-from fastapi import FastAPI
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
@@ -16,9 +15,8 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import while_serving
-from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher, PatternTimeoutError
-from resources_servers.structured_outputs.schema import Checker, SchemaError, Text, parts_of
+from nemo_gym.workers import PATTERN_TIMEOUT_S, WorkerDeathError, WorkerTimeoutError, in_worker
+from resources_servers.structured_outputs.schema import Checker, SchemaError, problem_with
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ class StructuredOutputsResourcesServerConfig(BaseResourcesServerConfig):
     strict: bool = True
     """Whether every property that a schema names must be there, and no other, whatever its `required` says."""
     pattern_timeout_s: float = Field(default=PATTERN_TIMEOUT_S, gt=0)
-    """Processor time: an answer on which a schema's regular expression takes longer is wrong."""
+    """Processor time: an answer that takes longer to check, such as by a regular expression, is wrong."""
 
 
 class StructuredOutputsRunRequest(BaseRunRequest):
@@ -43,11 +41,7 @@ class StructuredOutputsRunRequest(BaseRunRequest):
     @model_validator(mode="after")
     def _schema_is_understood(self) -> Self:
         try:
-            schema = json.loads(self.schema_str)
-            Checker(schema, strict=False)
-            for where, part in parts_of(schema):
-                if isinstance(part, dict) and "pattern" in part:
-                    _check_pattern(part["pattern"], where)
+            Checker(json.loads(self.schema_str), strict=False)
         except (SchemaError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"schema_str cannot be used: {error}") from error
         return self
@@ -71,55 +65,16 @@ class StructuredOutputsResourcesServer(SimpleResourcesServer):
     REVERIFY_MODE = ReverifyMode.STATELESS
 
     config: StructuredOutputsResourcesServerConfig
-    _patterns: PatternMatcher = PrivateAttr()
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Prepare the processes that match regular expressions; they start when they are needed."""
-        super().model_post_init(context)
-        self._patterns = PatternMatcher(self.config.pattern_timeout_s)
-
-    def setup_webserver(self) -> FastAPI:
-        """The standard routes; those processes end with the app."""
-        return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
     async def verify(self, body: StructuredOutputsVerifyRequest) -> StructuredOutputsVerifyResponse:
         """Right when all that the model said is one JSON value that fits."""
-        problem = await self._problem(body.response.output_text, json.loads(body.schema_str))
+        check = partial(problem_with, body.response.output_text, json.loads(body.schema_str), strict=self.config.strict)
+        try:
+            problem = await in_worker(check, timeout_s=self.config.pattern_timeout_s)
+        except (WorkerTimeoutError, WorkerDeathError) as error:
+            logger.warning("an answer counts as wrong: %s", error)
+            problem = "the answer takes too long to check"
         return StructuredOutputsVerifyResponse(**dict(body), reward=float(problem is None), problem=problem)
-
-    async def _problem(self, text: str, schema: Any) -> str | None:
-        try:
-            value = json.loads(text.strip(), parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            return f"the answer is no JSON: {error}"
-        texts: list[Text] = []
-        try:
-            for problem in Checker(schema, strict=self.config.strict).problems(value, texts):
-                return problem
-        except RecursionError:  # while it is compared
-            return "the answer is nested too deep"
-        for each in texts:
-            if not await self._matches(each):
-                return f"{each.where} does not match {each.pattern!r}"
-        return None
-
-    async def _matches(self, wanted: Text) -> bool:
-        try:
-            return await self._patterns.last_match(wanted.pattern, wanted.text) is not None
-        except PatternTimeoutError as error:
-            logger.warning("an answer counts as wrong: %s", error.detail)
-            return False
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _check_pattern(pattern: Any, where: str) -> None:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise SchemaError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
 
 
 if __name__ == "__main__":

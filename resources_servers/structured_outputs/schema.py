@@ -3,9 +3,10 @@
 A keyword that is not known here is refused when the row is read: a value must never pass because nobody looked.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
-from json import dumps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 ANNOTATIONS = frozenset(
     {
@@ -16,7 +17,7 @@ ANNOTATIONS = frozenset(
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: (isinstance(value, float) and value.is_integer()) or _is_int(value),
+    "integer": lambda value: _is_int(value),
     "number": lambda value: _is_number(value),
     "string": lambda value: isinstance(value, str),
     "array": lambda value: isinstance(value, list),
@@ -30,11 +31,12 @@ _BOUNDS: dict[str, tuple[type, Callable[[Any, Any], bool]]] = {
     "multipleOf": (float, lambda value, bound: _is_multiple(value, bound)),
     "minLength": (str, lambda value, bound: len(value) >= bound),
     "maxLength": (str, lambda value, bound: len(value) <= bound),
+    "pattern": (str, lambda value, bound: re.search(bound, value) is not None),
     "minItems": (list, lambda value, bound: len(value) >= bound),
     "maxItems": (list, lambda value, bound: len(value) <= bound),
     "uniqueItems": (
         list,
-        lambda value, bound: not bound or len({dumps(each, sort_keys=True) for each in value}) == len(value),
+        lambda value, bound: not bound or len({json.dumps(each, sort_keys=True) for each in value}) == len(value),
     ),
     "minProperties": (dict, lambda value, bound: len(value) >= bound),
     "maxProperties": (dict, lambda value, bound: len(value) <= bound),
@@ -43,22 +45,38 @@ _SEVERAL, _PARTS = ("allOf", "anyOf", "oneOf"), ("items", "not", "additionalProp
 KNOWN = frozenset(
     {*ANNOTATIONS, *_BOUNDS, *_SEVERAL, *_PARTS, "$ref", "type", "enum", "const", "properties", "required"}
 )
-KNOWN |= {"pattern"}
 _DEEPEST = 64
-_MOST_STEPS = 200_000
-"""Schemas with choices that contain themselves can be looked at in more ways than there is time for."""
+_LONGEST_NAME = 100
 
 
 class SchemaError(ValueError):
     """A schema that cannot be checked against."""
 
 
-class Text(NamedTuple):
-    """A text that must match a regular expression; whoever checks it bounds the time that takes."""
+class Place(NamedTuple):
+    """Where a value stands in an answer; written out only where something does not fit."""
 
-    pattern: str
-    text: str
-    where: str
+    name: str = "$"
+    outer: "Place | None" = None
+
+    def __str__(self) -> str:
+        name = self.name if len(self.name) <= _LONGEST_NAME else f"{self.name[:_LONGEST_NAME]}..."
+        return name if self.outer is None else f"{self.outer}{name}"
+
+
+def problem_with(text: str, schema: Any, *, strict: bool) -> str | None:
+    """Return the first thing for which a text is no JSON value that fits; None when it fits.
+
+    A text can be made over which this takes longer than anybody waits: call it where it can be stopped.
+    """
+    try:
+        value = json.loads(text.strip(), parse_float=_number, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        return f"the answer is no JSON: {error}"
+    try:
+        return next(Checker(schema, strict=strict).problems(value), None)
+    except RecursionError:
+        return "the answer is nested too deep"
 
 
 class Checker:
@@ -76,21 +94,18 @@ class Checker:
         """
         self._root = schema
         self._strict = strict
-        self._steps = 0
         for where, part in parts_of(schema):
             if isinstance(part, Mapping):
                 _check_part(part, where)
                 if "$ref" in part:
                     self._target(part["$ref"])
 
-    def problems(self, value: Any, texts: list[Text]) -> Iterator[str]:
-        """What does not fit, one line each; texts that must match a pattern are added to `texts`."""
-        self._steps = 0
-        yield from self._problems(value, self._root, "$", texts, 0)
+    def problems(self, value: Any) -> Iterator[str]:
+        """What does not fit, one line each."""
+        yield from self._problems(value, self._root, Place(), 0)
 
-    def _problems(self, value: Any, schema: Any, where: str, texts: list[Text], depth: int) -> Iterator[str]:
-        self._steps += 1
-        if depth > _DEEPEST or self._steps > _MOST_STEPS:
+    def _problems(self, value: Any, schema: Any, where: Place, depth: int) -> Iterator[str]:
+        if depth > _DEEPEST:
             yield f"{where} is nested too deep"
             return
         if isinstance(schema, bool):
@@ -98,20 +113,16 @@ class Checker:
                 yield f"{where} must not be there"
             return
         if "$ref" in schema:
-            yield from self._problems(value, self._target(schema["$ref"]), where, texts, depth + 1)
+            yield from self._problems(value, self._target(schema["$ref"]), where, depth + 1)
         yield from _plain_problems(value, schema, where)
-        if isinstance(value, str) and "pattern" in schema:
-            texts.append(Text(schema["pattern"], value, where))
         if isinstance(value, dict):
-            yield from self._of_object(value, schema, where, texts, depth)
+            yield from self._of_object(value, schema, where, depth)
         if isinstance(value, list) and "items" in schema:
             for number, each in enumerate(value):
-                yield from self._problems(each, schema["items"], f"{where}[{number}]", texts, depth + 1)
-        yield from self._of_several(value, schema, where, texts, depth)
+                yield from self._problems(each, schema["items"], Place(f"[{number}]", where), depth + 1)
+        yield from self._of_several(value, schema, where, depth)
 
-    def _of_object(
-        self, value: dict[str, Any], schema: Mapping[str, Any], where: str, texts: list[Text], depth: int
-    ) -> Iterator[str]:
+    def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], where: Place, depth: int) -> Iterator[str]:
         properties = schema.get("properties", {})
         required = properties if self._strict and properties else schema.get("required", ())
         for name in required:
@@ -120,30 +131,23 @@ class Checker:
         others: Any = False if self._strict and properties else schema.get("additionalProperties", True)
         for name, each in value.items():
             if name in properties:
-                yield from self._problems(each, properties[name], f"{where}.{name}", texts, depth + 1)
+                yield from self._problems(each, properties[name], Place(f".{name}", where), depth + 1)
             elif others is not True:
-                yield from self._problems(each, others, f"{where}.{name}", texts, depth + 1)
+                yield from self._problems(each, others, Place(f".{name}", where), depth + 1)
 
-    def _of_several(
-        self, value: Any, schema: Mapping[str, Any], where: str, texts: list[Text], depth: int
-    ) -> Iterator[str]:
+    def _of_several(self, value: Any, schema: Mapping[str, Any], where: Place, depth: int) -> Iterator[str]:
         for part in schema.get("allOf", ()):
-            yield from self._problems(value, part, where, texts, depth + 1)
+            yield from self._problems(value, part, where, depth + 1)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                tried = [self._fits(value, part, where, depth) for part in schema[keyword]]
-                fitting = [found for found in tried if found is not None]
-                if not fitting or (keyword == "oneOf" and len(fitting) > 1):
-                    yield f"{where} fits {len(fitting)} of the schemas of {keyword}"
-                else:
-                    texts += fitting[0]
-        if "not" in schema and self._fits(value, schema["not"], where, depth) is not None:
+                fitting = sum(self._fits(value, part, where, depth) for part in schema[keyword])
+                if not fitting or (keyword == "oneOf" and fitting > 1):
+                    yield f"{where} fits {fitting} of the schemas of {keyword}"
+        if "not" in schema and self._fits(value, schema["not"], where, depth):
             yield f"{where} is what it must not be"
 
-    def _fits(self, value: Any, schema: Any, where: str, depth: int) -> list[Text] | None:
-        """The texts that must match a pattern if it fits; None if it does not."""
-        texts: list[Text] = []
-        return texts if next(self._problems(value, schema, where, texts, depth + 1), None) is None else None
+    def _fits(self, value: Any, schema: Any, where: Place, depth: int) -> bool:
+        return next(self._problems(value, schema, where, depth + 1), None) is None
 
     def _target(self, reference: Any) -> Any:
         here = self._root
@@ -197,12 +201,21 @@ def _check_part(part: Mapping[str, Any], where: str) -> None:
         raise SchemaError(f"{where}: there is no type {unknown[0]!r}")
     for keyword in ("enum", "required"):
         _of_kind(part, keyword, list, where)
-    for keyword in set(part) & set(_BOUNDS) - {"uniqueItems"}:
+    if "pattern" in part:
+        _check_pattern(part["pattern"], where)
+    for keyword in set(part) & set(_BOUNDS) - {"uniqueItems", "pattern"}:
         if not _is_number(part[keyword]) or (keyword == "multipleOf" and part[keyword] <= 0):
             raise SchemaError(f"{where}: {keyword} must be a number, not {part[keyword]!r}")
 
 
-def _plain_problems(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+def _check_pattern(pattern: Any, where: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise SchemaError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
+
+
+def _plain_problems(value: Any, schema: Mapping[str, Any], where: Place) -> Iterator[str]:
     if "type" in schema:
         kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         if not any(_TYPES[kind](value) for kind in kinds):
@@ -215,6 +228,16 @@ def _plain_problems(value: Any, schema: Mapping[str, Any], where: str) -> Iterat
         is_meant = _is_number(value) if kind is float else isinstance(value, kind)
         if keyword in schema and is_meant and not fits(value, schema[keyword]):
             yield f"{where} does not keep to {keyword} {schema[keyword]}"
+
+
+def _number(text: str) -> int | float:
+    """1.0 is the whole number that 1 is."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _is_int(value: Any) -> bool:
@@ -235,4 +258,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal in JSON, where true is not 1."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
