@@ -1,5 +1,6 @@
 """Multiple-choice questions: read the chosen letter off the answer and compare it."""
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -108,7 +109,8 @@ class MCQAResourcesServer(SimpleResourcesServer):
         patterns = usable(body.template_metadata.output_regex if body.template_metadata else None)
         if patterns:
             return await extract_by_patterns(text, options, patterns, self._patterns)
-        return extract_answer(text, options, self.config.grading_mode or body.grading_mode)
+        mode = self.config.grading_mode or body.grading_mode
+        return await asyncio.to_thread(extract_answer, text, options, mode)
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """pass@k and majority vote over the letters."""
