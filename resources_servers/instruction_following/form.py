@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from resources_servers.instruction_following.instructions import Count, Instruction, Text
 
@@ -91,10 +91,15 @@ class JsonFormat(Instruction):
         opening = _OPENING.match(whole)
         is_fenced = opening is not None and whole.endswith(_FENCE) and len(whole) >= opening.end() + len(_FENCE)
         try:
-            json.loads(whole[opening.end() : -len(_FENCE)].strip() if opening and is_fenced else text)
+            inner = whole[opening.end() : -len(_FENCE)].strip() if opening and is_fenced else text
+            json.loads(inner, parse_constant=_no_constant)
         except (ValueError, RecursionError):
             return False
         return True
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 class Title(Instruction):
