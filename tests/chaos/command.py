@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.chaos import (  # noqa: F401 - each adds its scenarios to the list
+    answer_attacks,
     client_attacks,
     clock_faults,
     collector_faults,

@@ -20,11 +20,11 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a model says or calls, and the reward that it deserves: all of it, or at most that much."""
+    """What a model says or calls, and what it deserves: a reward of 1.0, at most that much, or any (None)."""
 
     row: str
     says: str
-    reward: float = 0.0
+    reward: float | None = 0.0
     calls: tuple[Call, ...] = ()
 
 
