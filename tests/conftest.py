@@ -29,6 +29,7 @@ LONGEST = (
     "tests/rollouts/test_server_watch.py",
     "tests/security/test_linear_time.py",
     "tests/sandbox/test_hostile.py",
+    "tests/hostile/test_answers.py",
     "tests/hostile/test_scored.py",
     "tests/test_guides.py",
     "tests/test_reference_pages.py",

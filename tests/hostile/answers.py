@@ -175,7 +175,7 @@ def _instructed() -> Iterator[Answer]:
     """What looks as if an instruction were followed."""
     yield from (Answer(row, " \n\t\u3000") for row in ROWS if ROWS[row].instance == "instruction_following")
     for mark in ".!?\u2026":
-        yield Answer("sentences", mark * 300_000 + "x")
+        yield Answer("sentences", mark * 60_000 + "x")
     yield from (Answer("sentences", "." * MB), Answer("sentences", ". " * 1000), Answer("sentences", "3.14.15"))
     yield Answer("few sentences", "One. Two. Three. " * 50_000)
     yield from (Answer("words", "." * MB), Answer("words", "\u200b \u200b \u200b"), Answer("words", "-'" * 1000))

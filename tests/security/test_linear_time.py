@@ -4,8 +4,11 @@ Servers share a process and an event loop, so one body or answer that takes minu
 """
 
 import ast
+import contextlib
+import functools
 import importlib
 import io
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,15 +27,22 @@ from nemo_gym.http.errors import MalformedResponseError, ServerResponseError, ex
 from nemo_gym.http.model_answers import EndpointSettings, explained_error
 from nemo_gym.http.model_endpoint import retry_after_s
 from nemo_gym.jsonl import malformation
+from nemo_gym.judge import fenced, last_label, without_labels
 from nemo_gym.row_files import _split
 from nemo_gym.runs.manifest import masked_command, masked_options
 from nemo_gym.terminal import harmless, harmless_json, shown
+from resources_servers.code_gen.grading import same_text, same_value
+from resources_servers.code_gen.submission import extract_code
 from resources_servers.instruction_following.registry import INSTRUCTIONS, instructions_of
 from resources_servers.instruction_following.tests.test_instructions import CASES
 from resources_servers.mcqa.grading import extract_answer as extract_option
 from resources_servers.reasoning_gym.answers import extract_answer
+from resources_servers.reasoning_gym.rows import task_names
+from resources_servers.string_match.app import StringMatchRunRequest, matches
+from resources_servers.structured_outputs.schema import problem_with
 from resources_servers.workplace_assistant.company import after
 from resources_servers.workplace_assistant.world import made_up
+from responses_api_models.token_model.parsers import TOOL_PARSERS, ToolParser, read_reasoning
 from tests.security.growth import Text, applied, growing_too_fast, in_words_of, of_all_kinds
 
 ROOT = Path(nemo_gym.__file__).parent.parent
@@ -42,6 +52,15 @@ SETTINGS = EndpointSettings("policy_model", "http://127.0.0.1:1/v1", "m")
 OPTIONS = {"A": "one", "B": "two"}
 ONLY_OFFERED = {r"<think>(.*?)</think>"}
 """A name that programs elsewhere expect, and nothing here uses: quadratic when blocks are left open."""
+ANY_TREE = {"anyOf": [{"type": ["string", "number", "null"]}, {"type": ["array", "object"], "items": {"$ref": "#"}}]}
+CONTAINED = StringMatchRunRequest(
+    responses_create_params={"input": "go"}, expected_answer="Paris", match="contains", ignore_case=True
+)
+LABELS = ("[[A=B]]", "[[A!=B]]")
+FORMULAS = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Puzzles whose answers are calculated, in a process of their own that is stopped when that takes long."""
 LIBRARIES = frozenset({"ray", "torch", "transformers", "wandb", "slurm"})
 """Not in every environment in which these tests run."""
 
@@ -132,6 +151,10 @@ def refusal(text: str, status: int = 404) -> ServerResponseError:
     return ServerResponseError("http://127.0.0.1:1/v1/responses", status, text.encode(errors="replace"))
 
 
+def called_by(parser: ToolParser, text: str) -> Any:
+    return parser(text, {})
+
+
 USES: dict[str, Callable[[str], Any]] = {
     "mask_url_passwords": mask_url_passwords,
     "mask_url_passwords of a URL": lambda text: mask_url_passwords(f"http://{text}"),
@@ -154,6 +177,19 @@ USES: dict[str, Callable[[str], Any]] = {
     "retry_after_s": lambda text: retry_after_s({"retry-after": text}),
     "think blocks": taken_apart,
     "answers of reasoning_gym": extract_answer,
+    "texts of string_match": lambda text: matches(text, CONTAINED),
+    "programs in a text": extract_code,
+    "programs in a fence": lambda text: extract_code(f"```\n{text}\n```"),
+    "what programs print": lambda text: same_text(text, f"{text}0"),
+    "what programs return": lambda text: same_value(f"[{text}]", "[1]"),
+    "JSON": lambda text: problem_with(text, ANY_TREE, strict=True),
+    "JSON in quotes": lambda text: problem_with(f'["{text}"]', ANY_TREE, strict=True),
+    "JSON in lists": lambda text: problem_with(f"[{text}]", ANY_TREE, strict=True),
+    "JSON objects": lambda text: problem_with(f'{{"a": {text}}}', ANY_TREE, strict=True),
+    "a judge's answer": lambda text: last_label(text, LABELS),
+    "an answer for a judge": lambda text: fenced(without_labels(text, LABELS)),
+    "thoughts": lambda text: read_reasoning(text, is_open=True),
+    **{f"tool calls of {name}": functools.partial(called_by, parser) for name, parser in TOOL_PARSERS.items()},
     "options, boxed": lambda text: extract_option(text, OPTIONS, "lenient_boxed"),
     "options in a box": lambda text: extract_option(rf"\boxed{{{text}}}", OPTIONS, "lenient_boxed"),
     "options after a colon": lambda text: extract_option(f"answer: {text}", OPTIONS, "lenient_answer_colon"),
@@ -164,6 +200,27 @@ USES: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("what", USES)
 def test_whatever_masks_shows_or_reads_a_text_takes_linear_time(what: str) -> None:
     assert growing_too_fast(USES[what], of_all_kinds()) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # the library's own
+def test_every_puzzle_is_scored_in_linear_time() -> None:
+    import reasoning_gym  # takes a second
+
+    from resources_servers.reasoning_gym import scoring
+
+    slow = {}
+    for task in task_names():
+        if task in FORMULAS:
+            continue
+        with contextlib.redirect_stdout(io.StringIO()):
+            entry = json.loads(json.dumps(reasoning_gym.create_dataset(task, size=1, seed=1)[0]))
+        scorer = scoring.scorer_of(task)
+        assert scorer is not None
+        slow[task] = growing_too_fast(
+            functools.partial(scoring._score, scorer, task, entry), of_all_kinds(), (4_096, 16_384)
+        )
+    assert len(slow) > 90
+    assert {task: text for task, text in slow.items() if text} == {}
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
