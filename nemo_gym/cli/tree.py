@@ -275,7 +275,7 @@ TREE: tuple[Leaf, ...] = (
             _own("--no-serve", "Ask servers that run already: the same as ng_collect_rollouts.", is_switch=True),
             _switch("--resume", sets="resume_from_cache"),
             _value("-a", "--agent", sets="agent_name"),
-            _value("-i", "--input", sets="input_jsonl_fpath", meaning="Rows to roll out; only with --no-serve."),
+            _value("-i", "--input", sets="input_jsonl_fpath", meaning="Rows to roll out instead of data sets."),
             _OUTPUT,
             _value("--limit"),
             _value("--num-repeats"),

@@ -22,7 +22,7 @@ from nemo_gym.executors.caps import Board, Budgets, Instruction, Report
 from nemo_gym.executors.driver import ShardLostError, run_in_shards
 from nemo_gym.executors.shard import ShardEnd, ShardOrder, run_shard
 from nemo_gym.keys import AGENTS_TYPE
-from nemo_gym.launch.end_to_end import prepare_rows
+from nemo_gym.launch.end_to_end import rows_to_collect
 from nemo_gym.paths import install_command
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig, RowOptions
@@ -61,10 +61,9 @@ class RayExecutor:
         return run_in_shards(config, job, connect, None if ships_folder else Path.cwd())
 
     def collect_prepared(self, config: E2ERolloutCollectionConfig, job: Job) -> RunSummary:
-        """The same for the data sets of a split, which are prepared here, once for all shards."""
+        """Do the same for the data sets of a split, which are prepared here, once for all shards."""
         _check(config, job.global_config)
-        rows = prepare_rows(config, job.global_config)
-        return self.collect(config.for_rows_in(rows.absolute()), job)
+        return self.collect(rows_to_collect(config, job.global_config), job)
 
 
 class Cluster:

@@ -25,11 +25,13 @@ from nemo_gym.collect.reverify import ReverifySummary, stored_rollouts
 from nemo_gym.collect.run_servers import model_names
 from nemo_gym.collect.server_watch import servers_needed_by
 from nemo_gym.collect.summary import RunSummary, find_settled
+from nemo_gym.config.instances import find_instances
 from nemo_gym.data.declared import datasets_of
-from nemo_gym.errors import ConfigError, GymError, did_you_mean
+from nemo_gym.errors import ConfigError, GymError, did_you_mean, listed
 from nemo_gym.http.addresses import server_names
 from nemo_gym.http.pace_books import sets_pace
 from nemo_gym.keys import (
+    AGENTS_TYPE,
     DRY_RUN_KEY_NAME,
     MODELS_TYPE,
     NUM_REPLICAS_KEY_NAME,
@@ -46,7 +48,7 @@ from nemo_gym.runs.lock import only_writer
 from nemo_gym.runs.options import E2ERolloutCollectionConfig, RolloutCollectionConfig
 from nemo_gym.runs.options.reverify import RolloutReverificationConfig
 from nemo_gym.runs.resume import Plan
-from nemo_gym.runs.run import check_output
+from nemo_gym.runs.run import check_input, check_output
 from nemo_gym.schemas.data_config import TrainDataProcessorConfig
 from nemo_gym.skills import load_skill_directory
 from nemo_gym.train_data_utils import TrainDataProcessor, examine, prepared_lines, refuse_offences
@@ -71,20 +73,16 @@ def run_end_to_end(
     """
     driver = None if config.rollout_collection_driver is None else _driver(config.rollout_collection_driver)
     paths = config.paths
-    if given := global_config.get("input_jsonl_fpath"):
-        logger.warning("input_jsonl_fpath=%s is not read: the rows are those of the %s data sets", given, config.split)
     ModelCallCaptureConfig.of(global_config)
     is_resumed = config.resume_from_cache and paths.rollouts.exists()
     check_output(paths, is_resumed=is_resumed)
     if config.skills is not None and not is_resumed:
         load_skill_directory(config.skills.path)
-    rows = prepare_rows(config, global_config)
-    logger.info("Prepared data sets: %s", config.prepared_dirpath)
-    logger.info("Rows of this run: %s", rows)
+    collecting = rows_to_collect(config, global_config)
     if driver is not None:
-        _drive(driver, config.for_rows_in(rows), global_config)
+        _drive(driver, collecting, global_config)
         return None
-    return collect_with_servers(config.for_rows_in(rows), global_config, command)
+    return collect_with_servers(collecting, global_config, command)
 
 
 class DriverError(GymError):
@@ -145,8 +143,10 @@ def plan_end_to_end(config: E2ERolloutCollectionConfig, global_config: DictConfi
     check_output(paths, is_resumed=is_resumed)
     if config.skills is not None and not is_resumed:
         load_skill_directory(config.skills.path)
-    rows = config.prepared_dirpath / f"{config.split}.jsonl"
     models = model_names(global_config)
+    if config.input_jsonl_fpath is not None:
+        return plan_of(_given_rows(config, global_config), models)
+    rows = config.prepared_dirpath / f"{config.split}.jsonl"
     if rows.is_file() and (config.reuse_existing_data_preparation or config.resume_from_cache):
         return plan_of(config.for_rows_in(rows), models)
     with tempfile.TemporaryDirectory() as folder:
@@ -275,6 +275,38 @@ async def _with_metrics_renewed(
     return summary
 
 
+def rows_to_collect(config: E2ERolloutCollectionConfig, global_config: DictConfig) -> RolloutCollectionConfig:
+    """Return the arguments for collecting the rows of a given file, or else those of the split, which are prepared.
+
+    Raises:
+        ConfigError: the rows cannot be rolled out by the configured agents.
+    """
+    if config.input_jsonl_fpath is not None:
+        collecting = _given_rows(config, global_config)
+    else:
+        rows = prepare_rows(config, global_config)
+        logger.info("Prepared data sets: %s", config.prepared_dirpath)
+        collecting = config.for_rows_in(rows.absolute())
+    logger.info("Rows of this run: %s", collecting.input_jsonl_fpath)
+    return collecting
+
+
+def _given_rows(config: E2ERolloutCollectionConfig, global_config: DictConfig) -> RolloutCollectionConfig:
+    """Return the arguments for collecting the rows of `input_jsonl_fpath`, all of which have been checked."""
+    agents = [instance.name for instance in find_instances(global_config)[0] if instance.SERVER_TYPE == AGENTS_TYPE]
+    collecting = config.for_given_rows(agents)
+    inputs = check_input(collecting)
+    of_rows = {} if inputs is None else inputs.scan.rows_of_agent  # of a resumed run the collector checks them
+    missing = sorted(set(of_rows) - set(agents))
+    if missing:
+        raise ConfigError(
+            f"rows of {config.input_jsonl_fpath} are for {listed(map(repr, missing))}, and the configuration has no "
+            f"such agent{did_you_mean(missing[0], agents) or '.'} Its agents: {listed(agents)}. Correct +agent_name or "
+            "the agent_ref of the rows"
+        )
+    return collecting
+
+
 def prepare_rows(config: E2ERolloutCollectionConfig, global_config: DictConfig) -> Path:
     """The prepared rows of the split: those of an earlier run if they are wanted and there, else made now."""
     require_possible_folder(config.prepared_dirpath)
@@ -289,6 +321,7 @@ def prepare_rows(config: E2ERolloutCollectionConfig, global_config: DictConfig) 
 
 
 def _processor(config: E2ERolloutCollectionConfig) -> TrainDataProcessor:
+    assert config.split is not None
     return TrainDataProcessor(
         types=(config.split,),
         agent_name=config.agent_name,

@@ -48,6 +48,11 @@ def translated(*typed: str) -> tuple[str, list[str]]:
             ],
         ),
         (
+            "eval run --environment mcqa -i in.csv",
+            "e2e_collect_rollouts",
+            ["+environment=mcqa", "+input_jsonl_fpath=in.csv"],
+        ),
+        (
             "eval run --no-serve -a me -i in.jsonl -o out.jsonl --limit 3 --num-repeats 2 --concurrency 8 --resume",
             "collect_rollouts",
             [

@@ -110,11 +110,10 @@ def test_skills_that_are_not_there_stop_a_run_before_it_begins(tmp_path: Path) -
     assert not (tmp_path / "results").exists()
 
 
-def test_an_input_of_a_run_that_prepares_its_own_rows_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text("{}\n")
-    flagged = typed(tmp_path, *RUN, "-i", "mine.jsonl")
-    assert (flagged.returncode, flagged.stdout) == (2, "")
-    assert "Error: --input goes with --no-serve; without it the rows are those of the data sets of" in flagged.stderr
-    done = typed(tmp_path, *RUN, "+input_jsonl_fpath=mine.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert "Warning: input_jsonl_fpath=mine.jsonl is not read: the rows are those of the example data" in done.stderr
+def test_an_input_is_rolled_out_in_both_spellings(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Mine?"}\n')
+    for given in (["-i", "mine.jsonl"], ["+input_jsonl_fpath=mine.jsonl"]):
+        done = typed(tmp_path, *RUN, *given)
+        assert done.returncode == 0, done.stderr
+        asked = [record["responses_create_params"]["input"] for record in records(tmp_path / "results/out.jsonl")]
+        assert asked == ["Mine?"]

@@ -68,7 +68,7 @@ def test_servers_in_one_terminal_and_rollouts_from_another(servers: str, tmp_pat
     told = run_program(*resumed, "--environment", "mcqa", "-m", "another", "--split", "example", folder=tmp_path)
     assert told.returncode == 0
     assert "Warning: --environment, --model: with --no-serve the servers are those that run already\n" in told.stderr
-    assert "Warning: --split: with --no-serve the rows are those of --input\n" in told.stderr
+    assert "Warning: --split: the rows are those of --input\n" in told.stderr
 
 
 def test_everything_in_one_command_and_scored_again(tmp_path: Path) -> None:

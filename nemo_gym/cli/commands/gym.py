@@ -218,8 +218,6 @@ def translate(leaf: Leaf, given: Namespace) -> tuple[str, list[str]]:
 def _command_of(leaf: Leaf, given: Namespace) -> str:
     if leaf.words == ("eval", "run") and given.no_serve:
         return "collect_rollouts"
-    if leaf.words == ("eval", "run") and given.input is not None:
-        raise UsageError("--input goes with --no-serve; without it the rows are those of the data sets of --split")
     if leaf.words == ("env", "validate") and (given.words or given.manifest):
         _refuse_beside_a_workload(leaf, given, ("verbose", "kind", "manifest", "sync", "json", "search_dir"))
         return f"{_WORKLOADS}:validate_workload"
@@ -244,15 +242,17 @@ def _given_flags(leaf: Leaf, given: Namespace) -> dict[str, str]:
 
 
 def _warn_of_idle_flags(leaf: Leaf, given: Namespace) -> None:
-    """Name the flags that say what to start where nothing is started: the run is not the one that they ask for."""
-    if not getattr(given, "no_serve", None):
+    """Name the flags that change nothing: what to start where nothing is started, a split beside a file of rows."""
+    if leaf.words != ("eval", "run"):
         return
     flags = _given_flags(leaf, given)
+    if "split" in flags and ("no_serve" in flags or "input" in flags):
+        print("Warning: --split: the rows are those of --input", file=sys.stderr)
+    if "no_serve" not in flags:
+        return
     idle = [name for key, name in flags.items() if key in _OF_SERVERS]
     if idle:
         print(f"Warning: {', '.join(idle)}: with --no-serve the servers are those that run already", file=sys.stderr)
-    if "split" in flags:
-        print("Warning: --split: with --no-serve the rows are those of --input", file=sys.stderr)
 
 
 def _refuse_beside_a_workload(leaf: Leaf, given: Namespace, allowed: Sequence[str]) -> None:

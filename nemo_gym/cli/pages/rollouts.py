@@ -39,7 +39,8 @@ E2E_COLLECT_ROLLOUTS = CommandInfo(
     r"""
     Prepare the data sets of a split, start the configured servers, collect rollouts, compute metrics, stop.
 
-    Data that is missing is downloaded, or made by the benchmark's prepare script. Prepared rows go to
+    With +input_jsonl_fpath the rows of that file are rolled out instead, by the configured agent. Without it, data that
+    is missing is downloaded, or made by the benchmark's prepare script. Prepared rows go to
     <output without ending>/preprocessed_datasets. Everything else is as with ng_collect_rollouts: Ctrl-C ends the run
     in good order, and the same command with +resume_from_cache=true goes on where it ended.
 
@@ -48,6 +49,7 @@ E2E_COLLECT_ROLLOUTS = CommandInfo(
         ng_e2e_collect_rollouts +benchmark=gsm8k +model=vllm:http://localhost:8000/v1#Qwen/Qwen3-8B +limit=100
         ng_e2e_collect_rollouts +environment=example_single_tool_call +model=scripted
         ng_e2e_collect_rollouts +environment=example_single_tool_call +model=scripted +plan=true
+        ng_e2e_collect_rollouts +environment=string_match +model=openai:gpt-4.1-mini +input_jsonl_fpath=mine.csv
         ng_e2e_collect_rollouts +split=benchmark +output_jsonl_fpath=results/gsm8k.jsonl \
             "+config_paths=[benchmarks/gsm8k/config.yaml,responses_api_models/openai_model/configs/openai_model.yaml]"
         ng_e2e_collect_rollouts +split=train +output_jsonl_fpath=results/my_env.jsonl +num_repeats=8 +limit=100 \

@@ -8,7 +8,7 @@ import logging
 import shlex
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -279,7 +279,7 @@ class RolloutCollectionConfig(RowOptions):
 
     input_jsonl_fpath: str = Field(min_length=1)
     """Rows to roll out: a file of JSON lines, plain or compressed (.jsonl.gz, .jsonl.zst), .csv or .parquet. To
-    prepare a data set, start the servers and collect in one go, use ng_e2e_collect_rollouts instead."""
+    start the servers and collect in one go, from this file or a data set, use ng_e2e_collect_rollouts instead."""
 
     @property
     def materialized_jsonl_fpath(self) -> Path:
@@ -291,20 +291,34 @@ class E2ERolloutCollectionConfig(RowOptions, RecordingOptions):
     """Arguments of `ng_e2e_collect_rollouts`."""
 
     shortcuts = ALL_SHORTCUTS
-    split: Literal["train", "validation", "benchmark", "example"]
-    """Which data sets of the configured agents to roll out."""
+    split: Literal["train", "validation", "benchmark", "example"] | None = None
+    """Which data sets of the configured agents to roll out. Required without input_jsonl_fpath."""
+    input_jsonl_fpath: str | None = Field(default=None, min_length=1)
+    """Roll out the rows of this file, which is read as by ng_collect_rollouts, instead of data sets. Rows that name no
+    agent go to agent_name, or else to the agent of the configuration if it has only one."""
     reuse_existing_data_preparation: bool = False
     """Use the prepared data of an earlier run if there is any; a resumed run always does."""
     agent_name: str | None = None
-    """Roll out only the data sets of this agent; of all configured agents when unset."""
+    """Roll out only the data sets of this agent; of all configured agents when unset. With input_jsonl_fpath: the agent
+    for rows that name none."""
     prompt_config: str | None = None
-    """A prompt template (a YAML file) that takes the place of those the data sets declare."""
+    """A prompt template (a YAML file) that takes the place of those the data sets declare. With input_jsonl_fpath: the
+    template for the rows of that file."""
     data_source: Literal["gitlab", "huggingface"] = "huggingface"
     """Where to download a data set from that names both sources."""
     overwrite_metrics_conflicts: bool = False
     """Replace metrics files that disagree with the data instead of ending with an error."""
     keep_offending_rows: bool = False
     """Roll out rows, too, that ng_prepare_data would refuse."""
+
+    @model_validator(mode="after")
+    def _says_which_rows(self) -> "E2ERolloutCollectionConfig":
+        if self.split is None and self.input_jsonl_fpath is None:
+            raise ValueError(
+                "it does not say which rows to roll out: give +split=<train|validation|benchmark|example>, or "
+                "+input_jsonl_fpath=<file>"
+            )
+        return self
 
     @property
     def prepared_dirpath(self) -> Path:
@@ -316,9 +330,16 @@ class E2ERolloutCollectionConfig(RowOptions, RecordingOptions):
         return output.with_name(output.stem if output.suffix else f"{output.name}_data") / "preprocessed_datasets"
 
     def for_rows_in(self, path: Path) -> RolloutCollectionConfig:
-        """The arguments for collecting from a file of prepared rows: agent and prompt are in them already."""
+        """Return the arguments for collecting from a file of prepared rows: agent and prompt are in them already."""
         given = self.model_dump(exclude={"agent_name", "prompt_config"})
         return RolloutCollectionConfig.model_validate({**given, "input_jsonl_fpath": str(path)})
+
+    def for_given_rows(self, agents: Sequence[str]) -> RolloutCollectionConfig:
+        """Return the arguments for collecting from `input_jsonl_fpath` with the configured `agents`."""
+        sole_agent = agents[0] if len(agents) == 1 else None
+        return RolloutCollectionConfig.model_validate(
+            {**self.model_dump(), "agent_name": self.agent_name or sole_agent}
+        )
 
 
 class RolloutAggregationConfig(PriceOptions):

@@ -117,6 +117,64 @@ def test_data_is_prepared_servers_run_and_rollouts_are_scored(start: Start, tmp_
     assert len(lines_in(tmp_path / "results/out.jsonl")) == 16
 
 
+def test_rows_of_a_given_file_are_rolled_out_in_place_of_data_sets(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text('prompt,note\nOne?,first\n"Two,\nthree?",second\n')
+    given = ["+split=null", "+input_jsonl_fpath=mine.csv", "+head_server.port=0"]
+    code, _, errors = finish(start(*given))
+    assert code == 0, errors
+    rollouts = sorted(lines_in(tmp_path / "results/out.jsonl"), key=lambda each: each["_ng_task_index"])
+    asked = [each["responses_create_params"]["input"] for each in rollouts]
+    assert (asked, [each["note"] for each in rollouts]) == (["One?", "Two,\nthree?"], ["first", "second"])
+    assert {each["agent_ref"]["name"] for each in rollouts} == {AGENT}
+    assert not (tmp_path / "results/out").exists()  # nothing is prepared
+
+    code, _, errors = finish(start(*given, "+num_repeats=2", "+resume_from_cache=true"))
+    assert code == 0, errors
+    assert len(lines_in(tmp_path / "results/out.jsonl")) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        (None, [], "mine.jsonl: there is no such file"),
+        ('{"note": 1}\n', [], "mine.jsonl: rows [1] have no responses_create_params"),
+        ('{"prompt": "a"\n', [], "mine.jsonl: line 1: not valid JSON"),
+        ('{"prompt": "a"}\n', ["+agent_name=exmple_single_tool_call_simple_agent"], f"did you mean {AGENT!r}?"),
+        ('{"prompt": "a", "agent_ref": {"name": "other"}}\n', [], "has no such agent. Its agents: example_single"),
+    ],
+)
+def test_a_given_file_that_cannot_be_rolled_out_ends_it_before_servers_start(
+    start: Start, tmp_path: Path, rows: str | None, options: list[str], said: str
+) -> None:
+    if rows is not None:
+        (tmp_path / "mine.jsonl").write_text(rows)
+    code, printed, errors = finish(start("+input_jsonl_fpath=mine.jsonl", *options))
+    assert (code, printed) == (2, "")
+    assert said in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert "servers" not in errors
+    assert not (tmp_path / "results").exists()
+
+
+def test_rows_without_agent_want_a_name_where_there_are_several_agents(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jsonl").write_text('{"prompt": "a"}\n')
+    merged = OmegaConf.merge(OmegaConf.load(Path(__file__).parents[3] / ENVIRONMENT), config)
+    merged.second = merged[AGENT]
+    options = {"output_jsonl_fpath": "results/out.jsonl", "input_jsonl_fpath": "mine.jsonl"}
+    with pytest.raises(ConfigError, match=r"No agent specified for rows \[1\]: pass \+agent_name"):
+        plan_end_to_end(E2ERolloutCollectionConfig.model_validate(options), merged)  # type: ignore[arg-type]
+    made = plan_end_to_end(E2ERolloutCollectionConfig.model_validate({**options, "agent_name": "second"}), merged)  # type: ignore[arg-type]
+    assert made.as_json()["agents"] == {"second": {"tasks": 1, "rollouts": 1, "owed": 1}}
+
+
+def test_a_run_says_which_rows_it_wants() -> None:
+    with pytest.raises(ValueError, match=r"\+split=<train\|validation\|benchmark\|example>, or \+input_jsonl_fpath"):
+        E2ERolloutCollectionConfig.model_validate({"output_jsonl_fpath": "out.jsonl"})
+
+
 def test_several_that_are_started_at_once_get_a_head_port_each(start: Start, tmp_path: Path) -> None:
     outputs = [f"+output_jsonl_fpath=results/{number}.jsonl" for number in range(3)]
     runs = [start(output, "+limit=1", "+num_repeats=1", "+json=true") for output in outputs]
