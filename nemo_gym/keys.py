@@ -119,6 +119,17 @@ NEMO_GYM_RESERVED_TOP_LEVEL_KEYS: tuple[str, ...] = (
     ALLOW_UNKNOWN_KEYS_KEY_NAME,
 )
 
+PATH_KEYS = (
+    NEMO_GYM_LOG_DIR_KEY_NAME,
+    UV_CACHE_DIR_KEY_NAME,
+    UV_VENV_DIR_KEY_NAME,
+    RESULTS_DIR_KEY_NAME,
+    CACHE_DIR_KEY_NAME,
+    MODEL_CALL_CAPTURE_DIR_KEY_NAME,
+    RECORDING_FOLDER_KEY_NAME,
+)
+"""Top-level keys that hold a path on this machine."""
+
 # Paths that servers and those who wait for them agree on
 CAPTURE_KEY = "ng_model_call_capture"
 OBSERVATIONS_KEY = "ng_agent_observations"

@@ -19,6 +19,7 @@ from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.paths import candidates, make_folder, refuse_odd_file, resolve_for_reading, write_aside
 from nemo_gym.row_files import read_rows
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.schemas.path_text import PathText
 
 Messages = list[dict[str, str]]
 
@@ -55,11 +56,11 @@ class PromptConfig(BaseModel):
 class MaterializePromptsConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_materialize_prompts`."""
 
-    input_jsonl_fpath: str
+    input_jsonl_fpath: PathText
     """Rows to fill the template with: .jsonl, plain or compressed, .csv or .parquet."""
-    prompt_config: str
+    prompt_config: PathText
     """The YAML file of the template: `user`, optionally `system`."""
-    output_jsonl_fpath: str
+    output_jsonl_fpath: PathText
     """Where the rows with their messages go."""
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from nemo_gym.cli.command import Command
 from nemo_gym.cli.pages import NO_CONFIG, OFFLINE
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig, RunConfig
+from nemo_gym.schemas.path_text import PathText
 
 _MANIFESTS = "nemo_gym.cli.manifests"
 Kind = Literal["environment", "benchmark"]
@@ -35,7 +36,7 @@ class WorkloadConfig(BaseNeMoGymCLIConfig):
 class ValidateWorkloadConfig(WorkloadConfig):
     """Arguments of `gym env validate NAME`."""
 
-    manifest_path: str | None = None
+    manifest_path: PathText | None = None
     """The workload's manifest, in place of its name."""
     sync: bool = False
     """Write into the manifest what the config says otherwise."""
@@ -78,7 +79,7 @@ class InitWorkloadConfig(BaseNeMoGymCLIConfig):
 class SubmitConfig(BaseNeMoGymCLIConfig):
     """Arguments of `gym eval submit`."""
 
-    submission: str = Field(min_length=1)
+    submission: PathText = Field(min_length=1)
     """The file that says what to run where."""
     dry_run: bool = False
     """Print the job instead of handing it in."""

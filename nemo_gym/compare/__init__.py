@@ -8,12 +8,13 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, field_validator
 
 from nemo_gym.runs.spending import PriceOptions
+from nemo_gym.schemas.path_text import PathText
 
 
 class CompareConfig(PriceOptions):
     """Arguments of `ng_compare`."""
 
-    runs: dict[str, list[str]]
+    runs: dict[str, list[PathText]]
     """The rollouts of each run, the baseline first: '[base.jsonl,new.jsonl]' or '{base: a.jsonl, new: b/*.jsonl}'."""
     metric: list[str] = Field(["reward"], min_length=1)
     """What is compared, the first decides: reward, any number or boolean of a record (a.b for one inside another),
@@ -37,9 +38,9 @@ class CompareConfig(PriceOptions):
     tokens.delta, cost.delta, failed.delta, coverage."""
     on_undecided: Literal["undecided", "pass", "fail"] = "undecided"
     """What becomes of a condition that this much data cannot decide: exit code 3, 0 or 1."""
-    output: list[str] = Field(default_factory=list)
+    output: list[PathText] = Field(default_factory=list)
     """Also write the comparison to this file: .html, .md, .json or .csv."""
-    junit: str | None = Field(None, min_length=1)
+    junit: PathText | None = Field(None, min_length=1)
     """Also write what became of fail_if as a JUnit file, which CI systems show."""
     json_format: bool = Field(False, validation_alias=AliasChoices("json", "json_format"))
     """Print the comparison as JSON on stdout instead of tables."""

@@ -29,6 +29,7 @@ from nemo_gym.errors import (
 )
 from nemo_gym.keys import CONFIG_PATHS_KEY_NAME, MISSING, NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME, SERVER_TYPES
 from nemo_gym.paths import candidates, resolve_for_reading
+from nemo_gym.schemas.path_text import refuse_url
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +208,7 @@ class _Reader:
             return self._visited[identity]
         self._visited[identity] = None
         try:
+            refuse_url(CONFIG_PATHS_KEY_NAME, entry)
             if not path.is_file():
                 raise _not_found(entry, where)
             if path.suffix in _NO_CONFIGS:

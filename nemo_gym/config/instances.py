@@ -40,6 +40,7 @@ from nemo_gym.keys import (
     MODEL_ENDPOINT_READINESS_TIMEOUT_KEY_NAME,
     MODELS_TYPE,
     NEMO_GYM_RESERVED_TOP_LEVEL_KEYS,
+    PATH_KEYS,
     POLICY_API_KEY_KEY_NAME,
     POLICY_BASE_URL_KEY_NAME,
     POLICY_MODEL_KEY_NAME,
@@ -59,6 +60,7 @@ from nemo_gym.keys import (
     UV_VENV_DIR_KEY_NAME,
 )
 from nemo_gym.paths import CACHE_DIR, RESULTS_DIR, WORKING_DIR
+from nemo_gym.schemas.path_text import refuse_url
 from nemo_gym.schemas.server_config import (
     RecordingConfig,
     RecordingMode,
@@ -85,6 +87,8 @@ _FOR_MODEL_SERVERS = {POLICY_BASE_URL_KEY_NAME, POLICY_API_KEY_KEY_NAME, POLICY_
 
 def fill_defaults(config: DictConfig) -> None:
     """Complete `config` in place; what the user set stays."""
+    for key in PATH_KEYS:
+        refuse_url(key, config.get(key))
     for key in _SWITCHES:
         config[key] = truth_value(config, key)
     for key, default in (

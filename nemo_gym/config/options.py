@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from nemo_gym.errors import ConfigError, did_you_mean
 from nemo_gym.keys import MASK
+from nemo_gym.schemas.path_text import holds_paths
 
 _PLAIN_NAMES: dict[object, str] = {
     str: "text",
@@ -163,7 +164,7 @@ def _option(name: str, field: FieldInfo, config_class: type[BaseModel]) -> Optio
         default=None if field.is_required() else _default(field),
         is_text=bool(members) and all(_is_text(member) for member in members),
         choices=tuple(choice for member in members for choice in _choices(member)),
-        is_path=Path in members or names[0].endswith(("path", "_dir", "_glob", "_file")),
+        is_path=holds_paths(field.annotation, field.metadata),
     )
 
 

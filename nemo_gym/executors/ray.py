@@ -159,12 +159,6 @@ def connected(
 def _check(config: RowOptions, global_config: DictConfig) -> None:
     """What can be found out before anything is started."""
     given = config.output_jsonl_fpath
-    if "://" in given:
-        raise ConfigError(
-            f"+output_jsonl_fpath={given}: shards append to their files and resume from them, which a URL does not "
-            "allow; name a file in a folder that is mounted on all nodes (NFS, Lustre, ...) and copy the result there "
-            "afterwards"
-        )
     output = RolloutPaths(Path(given))
     if output.manifest.exists() and output.rollouts.exists():
         raise ConfigError(

@@ -228,8 +228,6 @@ def locate_input(given: str) -> Path:
         near = near_files(given)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         looked = ", ".join(map(str, candidates(given)))
-        if "://" in given:
-            raise ConfigPathNotFoundError(f"+input_jsonl_fpath={given}: a file is wanted, no URL; download it first")
         raise ConfigPathNotFoundError(f"+input_jsonl_fpath={given}: there is no such file{hint} (looked for {looked})")
     if path.is_dir():
         files = sorted(each.name for each in path.iterdir() if each.suffix in ROW_FILE_ENDINGS)

@@ -24,6 +24,7 @@ from nemo_gym.errors import did_you_mean
 from nemo_gym.http.run_answers import CallUsage
 from nemo_gym.keys import PARTIAL_RESPONSE_KEY_NAME, RESPONSE_KEY_NAME, TIMING_KEY_NAME, USAGE_KEY_NAME
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.schemas.path_text import PathText
 from nemo_gym.terminal import shown
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class SpendingOptions(PriceOptions):
     plan: bool = False
     """Only say what would be done, and what it would take: rows, rollouts, files, the first request, caps and an
     estimate. Everything is read and checked; nothing is written, no model is called, and servers need not run."""
-    estimate_from: str | None = Field(default=None, min_length=1)
+    estimate_from: PathText | None = Field(default=None, min_length=1)
     """The rollouts of an earlier run of these rows, or of some of them, from which to estimate what this one will
     take."""
     pilot: int | None = Field(default=None, ge=2)

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from nemo_gym.errors import UnknownArgumentError, did_you_mean
+from nemo_gym.schemas.path_text import PathText
 
 
 class BaseNeMoGymCLIConfig(BaseModel):
@@ -163,7 +164,7 @@ class CompletionConfig(BaseNeMoGymCLIConfig):
 class RecordingOptions(BaseNeMoGymCLIConfig):
     """Arguments of the commands that start model servers."""
 
-    recording_folder: str | None = Field(default=None, min_length=1)
+    recording_folder: PathText | None = Field(default=None, min_length=1)
     """Folder of recorded model calls, for every model server of the config (docs/recording.md)."""
     recording_mode: Annotated[
         Literal["off", "record", "replay", "auto"] | None,
@@ -178,7 +179,7 @@ class RecordingOptions(BaseNeMoGymCLIConfig):
 class RecordingsConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_recordings`."""
 
-    folder: str = Field(min_length=1)
+    folder: PathText = Field(min_length=1)
     """The folder of the recording."""
     check: bool = False
     """Read every recorded call and hold it against its checksum; exit code 1 if one is damaged."""
@@ -217,13 +218,13 @@ class RunConfig(RecordingOptions):
     """How long a server may take to stop before it is killed."""
     environment_timeout_s: float = Field(default=3600.0, gt=0)
     """How long installing the requirements of one server may take."""
-    nemo_gym_log_dir: str | None = None
+    nemo_gym_log_dir: PathText | None = None
     """Write each server's output to <name>.log in this folder instead of the terminal."""
     skip_venv_if_present: bool = False
     """Use the .venv in a server's folder as it is, without looking at requirements."""
-    uv_venv_dir: str | None = None
+    uv_venv_dir: PathText | None = None
     """Folder for the environments of servers that need their own."""
-    uv_cache_dir: str | None = None
+    uv_cache_dir: PathText | None = None
     """Folder of uv's download cache."""
     uv_pip_set_python: bool = False
     """Accepted for compatibility: uv is always told which environment to install into."""
@@ -256,7 +257,7 @@ class StatusConfig(BaseNeMoGymCLIConfig):
 class ControlConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_control`."""
 
-    run: str | None = Field(default=None, min_length=1)
+    run: PathText | None = Field(default=None, min_length=1)
     """The run: its output_jsonl_fpath, or its id as ng_status shows it. May be left out if only one is going on."""
     values: dict[str, Any] | None = Field(default=None, alias="set")
     """Options to change, with their new values: num_samples_in_parallel, rollout_timeout_s, run_timeout_s, fail_fast,
@@ -288,21 +289,21 @@ class ControlConfig(BaseNeMoGymCLIConfig):
 class AttachConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_attach`."""
 
-    run: str | None = Field(default=None, min_length=1)
+    run: PathText | None = Field(default=None, min_length=1)
     """The run: its output_jsonl_fpath, or its id as ng_status shows it. May be left out if only one is going on."""
 
 
 class ServerFolderConfig(BaseNeMoGymCLIConfig):
     """Arguments of every command about one server."""
 
-    entrypoint: str
+    entrypoint: PathText
     """The folder of a server, such as resources_servers/my_env."""
 
 
 class InitResourcesServerConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_init_resources_server`."""
 
-    entrypoint: str = Field(min_length=1)
+    entrypoint: PathText = Field(min_length=1)
     """The folder to make, resources_servers/<name>, below the current one."""
 
 
@@ -352,9 +353,9 @@ class PipListConfig(ServerFolderConfig):
 class ExportConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_export`."""
 
-    rollouts_jsonl_fpath: str = Field(min_length=1)
+    rollouts_jsonl_fpath: PathText = Field(min_length=1)
     """The rollouts of a run, as ng_collect_rollouts writes them."""
-    output_fpath: str = Field(min_length=1)
+    output_fpath: PathText = Field(min_length=1)
     """Where the data set goes: JSONL, or parquet when the name ends in .parquet."""
     format: Literal["sft", "dpo", "messages", "dataset"]
     """sft: prompt and completion; dpo: prompt, chosen and rejected; messages: the whole conversation; dataset: the
@@ -373,7 +374,7 @@ class ExportConfig(BaseNeMoGymCLIConfig):
     """Arguments of tool calls as objects, which chat templates expect, or as the text that the model wrote."""
     developer_role: Literal["system", "keep"] = "system"
     """What becomes of developer messages, which most chat templates do not know: system messages, or nothing."""
-    materialized_inputs_jsonl_fpath: str | None = Field(default=None, min_length=1)
+    materialized_inputs_jsonl_fpath: PathText | None = Field(default=None, min_length=1)
     """For dataset: the rows that were rolled out; <rollouts>_materialized_inputs.jsonl when unset."""
     push_to_hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
     """For dataset: also upload it to this repository of the Hugging Face hub, <owner>/<name>, which is made, private,
@@ -405,7 +406,7 @@ class ExportConfig(BaseNeMoGymCLIConfig):
 class CheckRolloutsConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_check_rollouts`."""
 
-    input: str | list[str]
+    input: PathText | list[PathText]
     """The rollouts: a file or a glob, or a list of those, such as the shards of a run."""
     where: str | None = Field(default=None, min_length=1)
     """Look only at rollouts for which this holds, such as 'reward < 1 and level == "hard"': names as in ng_view, fields
@@ -431,7 +432,7 @@ class CheckRolloutsConfig(BaseNeMoGymCLIConfig):
 class ViewConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_view`."""
 
-    path: str | list[str] | None = None
+    path: PathText | list[PathText] | None = None
     """A rollouts file, a folder with runs in it, or a list of those; results/ when unset, or else this folder."""
     port: int = Field(0, ge=0, le=65_535)
     """The port to listen on; any that is free when unset."""
@@ -439,7 +440,7 @@ class ViewConfig(BaseNeMoGymCLIConfig):
     """Where to listen. Other machines can ask there if it is not a loopback address; only with the token."""
     open: bool | None = None
     """Open a browser; by default on a terminal with a display."""
-    export: str | None = Field(None, min_length=1)
+    export: PathText | None = Field(None, min_length=1)
     """Write one HTML file that shows rollouts without any server, instead of serving."""
     where: str | None = Field(None, min_length=1)
     """Only rollouts for which this holds: 'reward < 1 and level == "hard"'. Names: reward, outcome, failure_class,
@@ -453,9 +454,9 @@ class ViewConfig(BaseNeMoGymCLIConfig):
 class RewardProfileConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_reward_profile`."""
 
-    materialized_inputs_jsonl_fpath: str = Field(min_length=1)
+    materialized_inputs_jsonl_fpath: PathText = Field(min_length=1)
     """The rows that were rolled out: <stem>_materialized_inputs.jsonl of the run."""
-    rollouts_jsonl_fpath: str = Field(min_length=1)
+    rollouts_jsonl_fpath: PathText = Field(min_length=1)
     """The rollouts of these rows; the names of all results derive from it."""
     allow_partial_rollouts: bool = False
     """Profile what is there, although rows have no rollout."""
@@ -465,7 +466,7 @@ class RewardProfileConfig(BaseNeMoGymCLIConfig):
     where: str | None = Field(default=None, min_length=1)
     """Profile only rollouts for which this holds, such as 'output_tokens < 2000 and level == "hard"': names as in
     ng_view, fields of records and rows. select then chooses among the tasks that are left."""
-    select_output_jsonl_fpath: str | None = Field(default=None, min_length=1)
+    select_output_jsonl_fpath: PathText | None = Field(default=None, min_length=1)
     """Where these rows go; <rollouts>_selected.jsonl when unset."""
     rollouts_page: str | None = Field(default=None, min_length=1)
     """Where the tasks on the page lead: a file, which is written with their rollouts as `ng_view +export` does, or the

@@ -2,12 +2,12 @@
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.schemas.path_text import LocalPath, PathText
 
 DatasetType = Literal["train", "validation", "example"]
 License = Literal[
@@ -72,7 +72,7 @@ class DatasetConfig(BaseModel):
 
     name: str
     type: DatasetType
-    jsonl_fpath: str
+    jsonl_fpath: PathText
     num_repeats: int = Field(default=1, ge=1)
     source: DatasetSource | None = None
     gitlab_identifier: JsonlDatasetGitlabIdentifer | None = None
@@ -122,9 +122,9 @@ class BenchmarkDatasetConfig(BaseModel):
 
     name: str
     type: Literal["benchmark"]
-    jsonl_fpath: Path
-    prepare_script: Path | None = None
-    prompt_config: Path | None = None
+    jsonl_fpath: LocalPath
+    prepare_script: LocalPath | None = None
+    prompt_config: LocalPath | None = None
     num_repeats: int = Field(default=1, ge=1)
 
 
@@ -132,7 +132,7 @@ class TrainDataProcessorConfig(BaseNeMoGymCLIConfig):
     """Arguments of `ng_prepare_data`."""
 
     shortcuts = ("benchmark", "environment")
-    output_dirpath: str
+    output_dirpath: PathText
     """Folder for one file of rows and one of metrics per kind of data set."""
     mode: DataMode
     """train_preparation takes the train, validation and benchmark data sets of the configured agents,
@@ -171,7 +171,7 @@ class PrepareBenchmarkConfig(BaseNeMoGymCLIConfig):
     """How many benchmarks are prepared at the same time."""
     prepare_script_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the `prepare` function of the scripts."""
-    source: str | None = None
+    source: PathText | None = None
     """Prepare from this local file instead of downloading; for one benchmark at a time."""
 
 
@@ -180,7 +180,7 @@ class UploadJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
 
     dataset_name: str
     version: str
-    input_jsonl_fpath: str
+    input_jsonl_fpath: PathText
 
 
 class DownloadJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
@@ -189,7 +189,7 @@ class DownloadJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
     dataset_name: str
     version: str
     artifact_fpath: str
-    output_fpath: str
+    output_fpath: PathText
 
 
 class DeleteJsonlDatasetGitlabConfig(BaseNeMoGymCLIConfig):
@@ -210,9 +210,9 @@ class BaseUploadJsonlDatasetHuggingFaceConfig(BaseNeMoGymCLIConfig):
     """Collection the data set is added to."""
     hf_collection_slug: str
     """Trailing part of the collection's address."""
-    input_jsonl_fpath: str
+    input_jsonl_fpath: PathText
     """File to upload."""
-    resource_config_path: str
+    resource_config_path: PathText
     """Config of the resources server the data belongs to; its domain becomes part of the name."""
     dataset_name: str | None = None
     """Name of the data set; the resources server's folder name when unset."""
@@ -259,9 +259,9 @@ class DownloadJsonlDatasetHuggingFaceConfig(BaseNeMoGymCLIConfig):
     """Repository of the data set, `<owner>/<name>`."""
     artifact_fpath: str | None = None
     """A raw file of the repository to fetch as it is."""
-    output_dirpath: str | None = None
+    output_dirpath: PathText | None = None
     """Folder to write `<split>.jsonl` files to."""
-    output_fpath: str | None = None
+    output_fpath: PathText | None = None
     """File to write to."""
     hf_token: str | None = None
     """Access token, for private data sets."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nemo_gym.keys import AGENTS_TYPE, ENTRYPOINT_KEY_NAME, MASK, MODELS_TYPE, RESOURCES_TYPE, SERVER_TYPES
 from nemo_gym.schemas.data_config import BenchmarkDatasetConfig, DatasetConfig
+from nemo_gym.schemas.path_text import PathText
 
 _BUILT_WHEN_USED = ConfigDict(defer_build=True)
 """Validators take longer to build than to run, and most processes need only some of them."""
@@ -313,7 +314,7 @@ class RecordingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
-    folder: str | None = Field(default=None, min_length=1)
+    folder: PathText | None = Field(default=None, min_length=1)
     """Where the recording is; servers, replicas, hosts and runs can share it."""
     mode: Annotated[RecordingMode, BeforeValidator(_off_is_a_word)] = RecordingMode.OFF
     """off; record: keep every answer; replay: answer from the recording only; auto: ask for what is missing."""
@@ -332,7 +333,7 @@ class ProfilingMiddlewareInputConfig(BaseModel):
 
     model_config = ConfigDict(extra="ignore", defer_build=True)
 
-    profiling_results_dirpath: str | None = None
+    profiling_results_dirpath: PathText | None = None
 
 
 class ProfilingMiddlewareConfig(ProfilingMiddlewareInputConfig):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AliasChoices, Field
 
+from nemo_gym.cli.registry import COMMANDS, all_options, config_class_of
 from nemo_gym.config.options import Option, meanings_of, options_of, show_value, validate_options
 from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
@@ -91,3 +92,30 @@ def test_values_are_shown_as_they_are_typed(value: object, typed: str) -> None:
 def test_a_mapping_that_the_shell_has_taken_apart_is_answered_with_its_quotes() -> None:
     with pytest.raises(ConfigError, match=r"\+params=top_p:1: expected .*; in quotes, '\+params=\{top_p:1\}'"):
         validate_options(Sample, {"output": "x", "params": "top_p:1"}, "ng_sample")
+
+
+PATHS = [
+    (config_class, option)
+    for config_class in filter(None, map(config_class_of, COMMANDS))
+    for option in options_of(config_class)
+    if option.is_path
+]
+NO_PATHS = {"artifact_fpath"}
+"""Options that are called like paths: a file within a repository of the hub."""
+
+
+@pytest.mark.parametrize(("config_class", "option"), PATHS, ids=lambda each: getattr(each, "name", None))
+def test_every_option_that_is_a_path_refuses_urls(config_class: type[BaseNeMoGymCLIConfig], option: Option) -> None:
+    url = "s3://bucket/x.jsonl"
+    value = {"a": [url], "b": [url]} if option.expects.startswith("{") else url
+    with pytest.raises(ConfigError) as refused:
+        validate_options(config_class, {option.name: value}, "ng_any")
+    assert str(refused.value).startswith(f"{option.field}={url}: a path on this machine is wanted, no URL")
+    assert "\n" not in str(refused.value)
+
+
+def test_options_with_the_name_of_a_path_are_paths() -> None:
+    names = {option.name for option in all_options() if not option.is_path}
+    ends = ("path", "_dir", "_glob", "_file", "folder", "_from")
+    assert {name for name in names if name.endswith(ends)} <= NO_PATHS
+    assert len(PATHS) > 40

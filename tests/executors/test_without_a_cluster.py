@@ -48,7 +48,7 @@ def test_a_url_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
     done = collect_on_ray(
         tmp_path, "+num_shards=2", "+config_paths=[config.yaml]", "+output_jsonl_fpath=s3://bucket/out.jsonl"
     )
-    assert "a folder that is mounted on all nodes" in refused(done, tmp_path)
+    assert "a path on this machine is wanted, no URL" in refused(done, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from nemo_gym.runs.options.sharding import ShardOptions
 from nemo_gym.runs.options.steering import Bounds, SteeringOptions, checked_cap, most_of
 from nemo_gym.runs.spending import PriceOptions, SpendingOptions
 from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig, RecordingOptions
+from nemo_gym.schemas.path_text import PathText
 from nemo_gym.skills import SkillsConfig
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class AttendingOptions(BaseNeMoGymCLIConfig):
     detach: bool = Field(default=False, exclude=True)
     """Leave the terminal: the run goes on by itself and writes what it says to a log. ng_attach shows how it is doing,
     ng_control steers it."""
-    log_fpath: str | None = Field(default=None, min_length=1, exclude=True)
+    log_fpath: PathText | None = Field(default=None, min_length=1, exclude=True)
     """With detach: the log, which is continued if it is there. <output without ending>.log when unset."""
     on_end: str | None = Field(default=None, exclude=True)
     """A command to run when the run has ended, however it did: split into words as a shell would, without a shell, and
@@ -98,7 +99,7 @@ class Concurrency:
 class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
     """Arguments of every command that collects rollouts."""
 
-    output_jsonl_fpath: str = Field(min_length=1)
+    output_jsonl_fpath: PathText = Field(min_length=1)
     """Where finished rollouts go, one JSON object per line; the names of all other files derive from it."""
     num_samples_in_parallel: Cap | dict[str, Cap] | None = None
     """How many rollouts may be in flight: a number (0: any), or one per agent name, where `_default` stands for
@@ -216,7 +217,7 @@ class RowOptions(
     """Resume although rows or settings changed; what is missing is collected with the new ones."""
     keep_offending_rows: bool = False
     """Send rows, too, that an agent or its environment says it will refuse; their rollouts fail."""
-    prompt_config: str | None = None
+    prompt_config: PathText | None = None
     """A YAML file with the prompt template (`user`, optionally `system`) that turns row fields into messages."""
     skills: SkillsConfig | None = None
     """Skills for agents that can use some, given as +skills.path=<folder>: one folder per skill, each with a SKILL.md.
@@ -277,7 +278,7 @@ class RowOptions(
 class RolloutCollectionConfig(RowOptions):
     """Arguments of `ng_collect_rollouts`."""
 
-    input_jsonl_fpath: str = Field(min_length=1)
+    input_jsonl_fpath: PathText = Field(min_length=1)
     """Rows to roll out: a file of JSON lines, plain or compressed (.jsonl.gz, .jsonl.zst), .csv or .parquet. To
     start the servers and collect in one go, from this file or a data set, use ng_e2e_collect_rollouts instead."""
 
@@ -293,7 +294,7 @@ class E2ERolloutCollectionConfig(RowOptions, RecordingOptions):
     shortcuts = ALL_SHORTCUTS
     split: Literal["train", "validation", "benchmark", "example"] | None = None
     """Which data sets of the configured agents to roll out. Required without input_jsonl_fpath."""
-    input_jsonl_fpath: str | None = Field(default=None, min_length=1)
+    input_jsonl_fpath: PathText | None = Field(default=None, min_length=1)
     """Roll out the rows of this file, which is read as by ng_collect_rollouts, instead of data sets. Rows that name no
     agent go to agent_name, or else to the agent of the configuration if it has only one."""
     reuse_existing_data_preparation: bool = False
@@ -301,7 +302,7 @@ class E2ERolloutCollectionConfig(RowOptions, RecordingOptions):
     agent_name: str | None = None
     """Roll out only the data sets of this agent; of all configured agents when unset. With input_jsonl_fpath: the agent
     for rows that name none."""
-    prompt_config: str | None = None
+    prompt_config: PathText | None = None
     """A prompt template (a YAML file) that takes the place of those the data sets declare. With input_jsonl_fpath: the
     template for the rows of that file."""
     data_source: Literal["gitlab", "huggingface"] = "huggingface"
@@ -346,9 +347,9 @@ class RolloutAggregationConfig(PriceOptions):
     """Arguments of `ng_aggregate_rollouts`."""
 
     shortcuts = ALL_SHORTCUTS
-    input_glob: str = Field(min_length=1)
+    input_glob: PathText = Field(min_length=1)
     """The rollout files to combine: a path or glob, or several separated by commas."""
-    output_jsonl_fpath: str = Field(min_length=1)
+    output_jsonl_fpath: PathText = Field(min_length=1)
     """Where the combined rollouts go; the name of the metrics file derives from it."""
     merge_shards: bool = True
     """Write the combined rollouts too, not only their metrics."""

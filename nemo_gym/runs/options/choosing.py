@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.schemas.path_text import PathText
 
 CHOOSING_OPTIONS = ("tasks", "where", "only", "of", "shuffle_seed", "sample", "sample_seed", "sample_by")
 _EXAMPLE = "write numbers and ranges, such as +tasks=[3,10-20]"
@@ -90,7 +91,7 @@ class ChoosingOptions(BaseNeMoGymCLIConfig):
     only: Literal["failed", "missing", "unsolved"] | None = None
     """Only what became of an earlier run (of): rollouts that failed there and have no result, rollouts that have no
     result there, or the tasks that were tried there and have no rollout with a reward of at least 1."""
-    of: str | None = Field(default=None, min_length=1)
+    of: PathText | None = Field(default=None, min_length=1)
     """The rollouts file of the earlier run that `only` speaks of, made from the same input."""
     shuffle_seed: int | None = Field(default=None, ge=0)
     """Take the rows in a random order, always the same for a seed; with limit, a random part of them."""

@@ -12,6 +12,7 @@ from nemo_gym.runs.options import (
     RolloutCollectionConfig,
 )
 from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig, UploadRolloutsConfigMixin
+from nemo_gym.schemas.path_text import PathText
 
 UNSAFE = "unsafe_"
 """How the output begins of what was scored although its environment does not vouch for that."""
@@ -22,11 +23,11 @@ class RolloutReverificationConfig(UploadRolloutsConfigMixin, BaseNeMoGymCLIConfi
 
     shortcuts = ALL_SHORTCUTS
 
-    rollouts_jsonl_fpath: str = Field(min_length=1)
+    rollouts_jsonl_fpath: PathText = Field(min_length=1)
     """The rollouts that are scored again; rollouts in the failures beside them are, too, if only scoring failed."""
-    materialized_inputs_jsonl_fpath: str | None = Field(default=None, min_length=1)
+    materialized_inputs_jsonl_fpath: PathText | None = Field(default=None, min_length=1)
     """The rows they were made of; <rollouts>_materialized_inputs.jsonl when unset."""
-    output_jsonl_fpath: str = Field(min_length=1)
+    output_jsonl_fpath: PathText = Field(min_length=1)
     """Where the rollouts with their new verdicts go; the names of all other files derive from it."""
     where: str | None = Field(default=None, min_length=1)
     """Score only rollouts for which this holds, such as 'reward < 1 and level == "hard"': names as in ng_view, fields

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.schemas.cli_config import ALL_SHORTCUTS, BaseNeMoGymCLIConfig
+from nemo_gym.schemas.path_text import PathText
 
 _DIGITS = 3
 _WRITTEN = re.compile(r"\s*(\d+)\s*/\s*(\d+)\s*")
@@ -150,7 +151,7 @@ class SlurmConfig(BaseNeMoGymCLIConfig):
     """Into how many shards the run is cut; each is one task of the array job."""
     command: Literal["ng_e2e_collect_rollouts", "ng_collect_rollouts"] = "ng_e2e_collect_rollouts"
     """What a shard runs. ng_collect_rollouts needs servers that every node can reach (+head_server.host)."""
-    script_dirpath: str | None = Field(default=None, min_length=1)
+    script_dirpath: PathText | None = Field(default=None, min_length=1)
     """The folder for the scripts and the jobs' logs; <output without ending>_slurm unless set."""
     wall_time: str | None = Field(default=None, min_length=1)
     """The longest a job may take, as sbatch --time takes it (04:00:00); that of the partition when unset."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from nemo_gym.schemas.cli_config import BaseNeMoGymCLIConfig
+from nemo_gym.schemas.path_text import PathText
 
 AUTO = "auto"
 DEFAULT_GRACE_S = 60.0
@@ -89,7 +90,7 @@ class SteeringOptions(BaseNeMoGymCLIConfig):
     order: Literal["input", "longest_first"] = "input"
     """In which order rollouts start: that of the input, or those that take longest first, so that the end of the run
     does not wait for them. How long a task takes is known from durations_from, else from its other repeats."""
-    durations_from: str | None = Field(default=None, min_length=1)
+    durations_from: PathText | None = Field(default=None, min_length=1)
     """The rollouts of an earlier run of the same rows, whose durations order=longest_first goes by."""
     finish_at: float | None = Field(default=None, gt=0, le=1)
     """When this fraction of the run is done and nothing is left to start, rollouts still in flight get

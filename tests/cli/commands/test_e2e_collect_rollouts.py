@@ -161,8 +161,9 @@ def test_rows_without_agent_want_a_name_where_there_are_several_agents(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.jsonl").write_text('{"prompt": "a"}\n')
-    merged = OmegaConf.merge(OmegaConf.load(Path(__file__).parents[3] / ENVIRONMENT), config)
-    merged.second = merged[AGENT]
+    environment = OmegaConf.load(Path(__file__).parents[3] / ENVIRONMENT)
+    config["second"] = OmegaConf.to_container(OmegaConf.merge(environment, config))[AGENT]  # type: ignore[index, call-overload]
+    merged = OmegaConf.merge(environment, config)
     options = {"output_jsonl_fpath": "results/out.jsonl", "input_jsonl_fpath": "mine.jsonl"}
     with pytest.raises(ConfigError, match=r"No agent specified for rows \[1\]: pass \+agent_name"):
         plan_end_to_end(E2ERolloutCollectionConfig.model_validate(options), merged)  # type: ignore[arg-type]
