@@ -101,18 +101,29 @@ def iter_group_dicts(
                 values = np.array([int(value) for value in values.tolist()], object)
             entries.append((f"{statistic}/{name}", groups, values))
     num_values = sum(len(values) for _, _, values in entries)
-    portion = max(1, _VALUES_AT_A_TIME * num_groups // max(num_values, 1))
+    yield from _dicts(entries, num_groups, max(1, _VALUES_AT_A_TIME * num_groups // max(num_values, 1)))
+
+
+def _dicts(entries: Sequence[Entry], num_groups: int, portion: int) -> Iterator[dict[str, Any]]:
+    """Yield the dict of each group, of which `portion` are made at a time.
+
+    A portion looks at the entries that have a value in it, not at all of them: there may be as many entries as values.
+    """
+    waiting: dict[int, list[tuple[int, int]]] = {}  # portion -> (number of an entry, place of its next value)
+    for number, (_, groups, _) in enumerate(entries):
+        if len(groups):
+            waiting.setdefault(int(groups[0]) // portion, []).append((number, 0))
     for start in range(0, num_groups, portion):
-        yield from _dicts(entries, start, min(start + portion, num_groups))
-
-
-def _dicts(entries: Sequence[Entry], start: int, end: int) -> list[dict[str, Any]]:
-    dicts: list[dict[str, Any]] = [{} for _ in range(start, end)]
-    for key, groups, values in entries:
-        low, high = np.searchsorted(groups, (start, end))
-        for place, value in zip((groups[low:high] - start).tolist(), values[low:high].tolist(), strict=True):
-            dicts[place][key] = value
-    return dicts
+        end = min(start + portion, num_groups)
+        dicts: list[dict[str, Any]] = [{} for _ in range(start, end)]
+        for number, low in sorted(waiting.pop(start // portion, ())):
+            key, groups, values = entries[number]
+            high = int(np.searchsorted(groups, end))
+            for place, value in zip((groups[low:high] - start).tolist(), values[low:high].tolist(), strict=True):
+                dicts[place][key] = value
+            if high < len(groups):
+                waiting.setdefault(int(groups[high]) // portion, []).append((number, high))
+        yield from dicts
 
 
 def _medians(values: Floats, groups: Indices, starts: Indices, counts: Indices) -> Floats:
@@ -249,7 +260,8 @@ def _statistics_of_tasks(rollouts: SortedRollouts, first: int, end: int) -> Iter
     columns = []
     for column in rollouts.columns:
         begin, stop = np.searchsorted(column.ranks, (low, high))
-        columns.append(Column(column.name, column.ranks[begin:stop] - low, column.values[begin:stop]))
+        if begin < stop:
+            columns.append(Column(column.name, column.ranks[begin:stop] - low, column.values[begin:stop]))
     return iter_group_dicts(
         columns,
         rollouts.task_ordinals[low:high] - first,

@@ -1,6 +1,7 @@
 """Metrics of very many tasks: the same numbers to the byte, without all records or all answers in memory."""
 
 import random
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 from nemo_gym.collect import metrics as collected
 from nemo_gym.collect.metrics import AgentMetrics, LargeAnswer, large_answer, write_metrics
 from nemo_gym.jsonl import array_portions
-from nemo_gym.metrics import aggregate
+from nemo_gym.metrics import aggregate, profile
 from nemo_gym.metrics.aggregate import aggregated_json, compute_aggregate_metrics
 from nemo_gym.schemas.aggregate_metrics import AggregateMetrics, AggregateMetricsRequest
 
@@ -133,3 +134,19 @@ def test_the_collector_writes_a_long_answer_as_it_writes_a_short_one(
     assert apart.as_entry() == plain.as_entry()
     assert large_answer(body[:-2]) is None
     assert large_answer(b" " + body) is None
+
+
+def test_a_record_with_very_many_keys_takes_time_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "_VALUES_AT_A_TIME", 1_000)  # as 100,000 keys are by default: many portions
+
+    def seconds(keys: int) -> float:
+        records = [record(task) for task in range(200)]
+        records[77] |= {f"field {number}": number for number in range(keys)}
+        begun = time.process_time()
+        metrics = compute_aggregate_metrics(records)
+        took = time.process_time() - begun
+        assert sum(f"mean/field {number}" in metrics.group_level_metrics[77] for number in range(keys)) == keys
+        assert len(metrics.group_level_metrics[78]) < 40
+        return took
+
+    assert seconds(16_000) < 16 * min(seconds(2_000) for _ in range(3))
