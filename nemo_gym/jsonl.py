@@ -24,6 +24,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXCERPT_LENGTH = 60
 _MOST_LEVELS = 1_000
 """That orjson reads back; it writes a quarter of them."""
+_MOST_LEVELS_OF_SERVERS = 200
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PORTION_BYTES = 1 << 18
 _MOST_CUTS_TRIED = 100
 _HUGE = b"0" * 19
@@ -143,6 +145,27 @@ def parse(content: bytes) -> Any:
         return json.loads(content, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def refusal_by_servers(content: bytes) -> str | None:
+    """Return why no server reads a line that `parse` does read; None when servers do.
+
+    Servers read bodies with the parser of pydantic, which takes no lone surrogates and fewer levels.
+    """
+    is_deep = content.count(b"[") + content.count(b"{") > _MOST_LEVELS_OF_SERVERS
+    if not is_deep and _SURROGATE.search(content) is None:
+        return None
+    from pydantic_core import from_json
+
+    try:
+        from_json(content)
+    except ValueError as error:
+        if "recursion" in str(error):
+            return f"nested in more than {_MOST_LEVELS_OF_SERVERS} levels, which no server reads"
+        if "escape" in str(error):
+            return "half of a surrogate pair (such as \\ud83d), which no server reads: write the whole character"
+        return f"no server reads it ({error})"
+    return None
 
 
 def parse_line(content: bytes | str, path: str | Path, number: int) -> Any:

@@ -35,7 +35,7 @@ from nemo_gym.data.metrics_files import (
 )
 from nemo_gym.data.row_shapes import ChatRowError, Objections, RowShapes, params_from_chat
 from nemo_gym.errors import ConfigError, listed
-from nemo_gym.jsonl import json_type, malformation, parse
+from nemo_gym.jsonl import json_type, malformation, parse, refusal_by_servers
 from nemo_gym.keys import AGENT_REF_KEY_NAME, AGENTS_TYPE, RESPONSES_CREATE_PARAMS_KEY_NAME
 from nemo_gym.paths import resolve_for_reading
 from nemo_gym.prompt import (
@@ -123,7 +123,8 @@ def completed_rows(dataset: DeclaredDataset) -> Iterator[CompletedRow]:
             yield CompletedRow(line.number, None, malformation(line.content, error))
             continue
         if isinstance(row, dict):
-            yield CompletedRow(line.number, *complete(row, prompt))
+            refusal = refusal_by_servers(line.content)
+            yield CompletedRow(line.number, *(complete(row, prompt) if refusal is None else (row, refusal)))
         else:
             yield CompletedRow(line.number, None, f"expected a JSON object, found {json_type(row)}")
 

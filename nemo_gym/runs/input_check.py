@@ -20,7 +20,7 @@ import orjson
 from nemo_gym import prompt as prompts
 from nemo_gym.data.row_shapes import ChatRowError, RowShapes, params_from_chat
 from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, listed
-from nemo_gym.jsonl import Line, json_type, malformation, parse
+from nemo_gym.jsonl import Line, json_type, malformation, parse, refusal_by_servers
 from nemo_gym.keys import (
     AGENT_REF_KEY_NAME,
     ATTEMPT_INDEX_KEY_NAME,
@@ -399,6 +399,9 @@ def _scan_row(line: Line, rules: RowRules, scan: InputScan, seen: SeenFilter | N
         return [f"line {line.number}: {malformation(line.content, error)}"]
     if not isinstance(row, dict):
         return [f"rows {ROWS}: expected a JSON object, found {json_type(row)}"]
+    refusal = refusal_by_servers(line.content)
+    if refusal is not None:
+        return [f"rows {ROWS}: {refusal}"]
     problems: list[str] = []
     dropped = drop_reserved(row)
     if dropped:

@@ -52,3 +52,26 @@ def test_an_unreadable_row_is_named_without_its_escapes(collect: Collect) -> Non
     assert done.exit_code == 2
     assert "\\x1b" in done.stderr
     assert harmless(done.stderr) == done.stderr
+
+
+def test_rows_that_no_server_reads_are_refused_with_their_lines_before_any_is_sent(
+    collect: Collect, fake_run: FakeRun
+) -> None:
+    def nested(levels: int) -> str:
+        return f'{{"responses_create_params": {{"input": "q"}}, "deep": {"[" * levels}{"]" * levels}}}'
+
+    params = '{"responses_create_params": {"input": "q \\ud83d\\ude00"}'
+    good = [nested(199), params + "}", params + ', "path": "C:\\\\ud83d"}']
+    bad = [nested(201), nested(900), params + ', "note": "\\ud83d!"}', params + ', "\\ude00": 1}']
+    Path("in.jsonl").write_text("\n".join([*good, *bad]))
+
+    done = collect()
+
+    assert done.exit_code == 2
+    assert "in.jsonl has 2 problems" in done.stderr
+    assert "rows [4, 5]: nested in more than 200 levels, which no server reads" in done.stderr
+    assert "rows [6, 7]: half of a surrogate pair (such as \\ud83d), which no server reads" in done.stderr
+    assert not fake_run.asked
+    assert not Path("out_materialized_inputs.jsonl").exists()
+    Path("in.jsonl").write_text("\n".join(good))
+    assert collect().exit_code == 0

@@ -126,6 +126,8 @@ def test_offending_rows_are_listed_with_file_and_line_and_nothing_is_written(
         {"responses_create_params": {"input": "q", "temprature": 1}},
         {"responses_create_params": {"input": [{"role": "nobody", "content": "q"}]}},
         {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+        '{"messages": [{"role": "user", "content": "half \\ud83d"}]}',
+        f'{{"prompt": "q", "deep": {"[" * 900}{"]" * 900}}}',
     )
     config = agent_config(one=[train(good)], other=[train(bad)])
 
@@ -133,7 +135,7 @@ def test_offending_rows_are_listed_with_file_and_line_and_nothing_is_written(
         prepare(config)
 
     message = str(caught.value)
-    assert message.startswith("6 rows cannot be rolled out")
+    assert message.startswith("8 rows cannot be rolled out")
     for line, reason in (
         (3, "no responses_create_params"),
         (4, "not valid JSON"),
@@ -141,6 +143,8 @@ def test_offending_rows_are_listed_with_file_and_line_and_nothing_is_written(
         (6, "responses_create_params.temprature: there is no such parameter; did you mean 'temperature'?"),
         (7, "responses_create_params.input"),
         (8, "ends with the assistant's turn"),
+        (9, "half of a surrogate pair"),
+        (10, "nested in more than 200 levels"),
     ):
         (listed,) = [text for text in message.splitlines() if f"{bad}, line {line}: " in text]
         assert reason in listed
