@@ -486,3 +486,16 @@ def test_runs_of_a_known_difference_are_told_apart_end_to_end(tmp_path: Path, mo
     assert "no difference can be claimed" in same.stdout, same.stdout + same.stderr
     assert same.wait() == 0
     assert compare("+runs=[base.jsonl,again.jsonl]", "+fail_if=delta < 0").wait() == 3
+
+
+@pytest.mark.parametrize("option", ["output", "junit"])
+def test_a_file_that_is_no_file_is_not_replaced(
+    weak_and_strong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to("/dev/null")
+    with pytest.raises(SystemExit) as ended:
+        main.run([weak_and_strong, f"+{option}={link}"])
+    assert ended.value.code == 2
+    assert f"link.json is a symbolic link and is left as it is; name another +{option}" in capsys.readouterr().err
+    assert link.is_symlink()

@@ -17,7 +17,7 @@ from nemo_gym.compare.comparison import Comparison, compare_runs
 from nemo_gym.compare.gate import Number, Verdict, exit_code, judge, judge_numbers, parse_condition
 from nemo_gym.compare.report import as_csv, as_junit, as_markdown, headlines, notes, render_page, sections, to_json_text
 from nemo_gym.errors import ConfigPathNotFoundError
-from nemo_gym.paths import write_aside
+from nemo_gym.paths import refuse_odd_file, write_aside
 from nemo_gym.runs.facts import RolloutFilter
 from nemo_gym.runs.files import BESIDE_ROLLOUTS, require_rollouts
 from nemo_gym.schemas.cli_config import CheckRolloutsConfig
@@ -120,6 +120,9 @@ def _command_to_see(place: Place) -> str:
 def compare(config: CompareConfig) -> None:
     """`ng_compare`."""
     conditions = [] if config.fail_if is None else [parse_condition(config.fail_if)]
+    for option, given in [*(("output", each) for each in config.output), ("junit", config.junit)]:
+        if given is not None:
+            refuse_odd_file(Path(given), option)
     comparison = compare_runs(config)
     verdicts = judge(comparison, conditions)
     _write_files(config, comparison, verdicts)
