@@ -7,6 +7,8 @@ code catches.
 Those of starting and watching servers are also `RuntimeError`s, which programs that embed `RunHelper` catch.
 """
 
+import errno
+import os
 from collections.abc import Iterable
 
 
@@ -111,3 +113,45 @@ class ServerCrashedError(GymError, RuntimeError):
 
 class HeadServerStoppedError(GymError, RuntimeError):
     """The head server, which runs in this process, has ended."""
+
+
+class FileProblemError(GymError, OSError):
+    """The system refuses to open, read or write a file; the message names the file."""
+
+
+class FileAccessError(ConfigError, FileProblemError):
+    """The same where the user can correct it: permissions, a folder in place of a file, a path that leads nowhere."""
+
+
+_USERS_TO_CORRECT = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOENT,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+    }
+)
+
+
+def names_a_file(error: OSError) -> bool:
+    """Return whether it is about a file, and says about which."""
+    return isinstance(error.filename, str | bytes | os.PathLike)
+
+
+def file_problem(error: OSError, doing: str = "use", path: object = None, remedy: str = "") -> FileProblemError:
+    """Return the one-line error for a file that the system refuses.
+
+    Args:
+        error: What the system said.
+        doing: What was to be done with the file, as a verb.
+        path: The file, where the system does not name it.
+        remedy: What to do about it.
+    """
+    name = os.fsdecode(error.filename) if names_a_file(error) else path
+    kind = FileAccessError if error.errno in _USERS_TO_CORRECT else FileProblemError
+    what = remedy or "check the path, its permissions and the disk, and run the command again"
+    return kind(f"cannot {doing} {name}: {error.strerror or error}; {what}")

@@ -45,6 +45,7 @@ _ASIDE_LENGTH = len(".~12345678.tmp")
 _TRIES = 100
 _LONGEST_NAME = 255
 _MOST_NAMES = 2_000
+_WHILE_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOSYS}
 
 _FILE_TYPES = {
@@ -296,8 +297,11 @@ def write_aside(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         aside.replace(path)
         sync_folder(path.parent)
-    except BaseException:
-        aside.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # the error that is there already is the one to show
+            aside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in _WHILE_WRITING and error.filename is None:
+            error.filename = str(path)  # the system names no file when it cannot write to one
         raise
 
 
@@ -306,8 +310,13 @@ def _create_aside(path: Path) -> tuple[int, Path]:
     for _ in range(_TRIES):
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         aside = path.with_name(f"{'' if is_long else path.name}.~{token}.tmp")
-        with suppress(FileExistsError):
+        try:
             return open_own(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL), aside
+        except FileExistsError:
+            continue
+        except OSError as error:
+            error.filename = str(path)  # the name that people know
+            raise
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path.parent))
 
 

@@ -44,7 +44,15 @@ from nemo_gym.cli.registry import (
 )
 from nemo_gym.cli.tree import spelled_as_gym
 from nemo_gym.config.options import Option, meanings_of, options_of, validate_options
-from nemo_gym.errors import ConfigError, GymError, UnknownOptionError, did_you_mean, listed
+from nemo_gym.errors import (
+    ConfigError,
+    GymError,
+    UnknownOptionError,
+    did_you_mean,
+    file_problem,
+    listed,
+    names_a_file,
+)
 from nemo_gym.keys import ALLOW_UNKNOWN_KEYS_KEY_NAME, NEMO_GYM_DEBUG_ENV_VAR_NAME, VERBOSE_KEY_NAME
 from nemo_gym.log import setup_logging
 from nemo_gym.schemas.cli_config import Shortcuts
@@ -261,18 +269,16 @@ class Command(Generic[ConfigT]):
         try:
             with _garbage_collector_restored():
                 exit_code = self._run_and_flush(arguments)
-        except ConfigError as error:
-            exit_code = _report(error, EXIT_USER_MISTAKE, self.flags)
         except GymError as error:
-            exit_code = _report(error, EXIT_FAILED_RUN)
-        except KeyboardInterrupt:
+            exit_code = _report(error, exit_code_of(error), self.flags)
+        except KeyboardInterrupt as error:
             print("\nInterrupted.", file=sys.stderr)
-            exit_code = EXIT_CTRL_C
+            exit_code = exit_code_of(error)
         except OSError as error:
             lost = exit_code_of_lost_output(error)
-            if lost is None:
+            if lost is None and not names_a_file(error):
                 raise
-            exit_code = lost
+            exit_code = _report_file(error) if lost is None else lost
         if exit_code:
             raise SystemExit(exit_code)
 
@@ -386,6 +392,22 @@ def _called(main: Callable[[ConfigT], Any], config: ConfigT) -> Any:
 
 def _name_in(argument: str) -> str:
     return argument.lstrip("+").partition("=")[0].partition(".")[0]
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return how a command ends that is ended by this error."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_CTRL_C
+    if isinstance(error, OSError) and not isinstance(error, GymError) and names_a_file(error):
+        error = file_problem(error)
+    return EXIT_USER_MISTAKE if isinstance(error, ConfigError) else EXIT_FAILED_RUN
+
+
+def _report_file(error: OSError) -> int:
+    """Report what the system says about a file, which is no fault of the program, in one line."""
+    problem = file_problem(error)
+    problem.__cause__ = error
+    return _report(problem, exit_code_of(problem))
 
 
 def _report(error: GymError, exit_code: int, flags: Mapping[str, str] | None = None) -> int:

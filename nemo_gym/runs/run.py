@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nemo_gym.errors import ConfigError, GymError
+from nemo_gym.errors import ConfigError
 from nemo_gym.keys import TASK_INDEX_KEY_NAME
 from nemo_gym.paths import odd_file, refuse_odd_file, remove_debris, resolve_for_reading, write_aside
 from nemo_gym.row_files import iter_row_lines
@@ -39,7 +39,7 @@ from nemo_gym.runs.resume import (
 )
 from nemo_gym.runs.rows import FormerRows, InputRows, Repeats, no_rows, rewrite_rows, write_rows
 from nemo_gym.runs.spending import Meter, Samples, meter_for
-from nemo_gym.runs.store import FileChangedError, RolloutStore, StoreError, archive_previous
+from nemo_gym.runs.store import FileChangedError, RolloutStore, archive_previous, explaining_refusals
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,10 @@ class Run:
         paths, cap, rule = self.store.paths, self.config.attempt_cap, repeat_rule(self.config)
         if not self.is_resumed and self.manifest is not None:
             return plan_fresh(paths, self.manifest.agents, cap, rule)
+        with explaining_refusals(paths.rollouts, "read"):
+            return self._plan_resumed(paths, cap, rule)
+
+    def _plan_resumed(self, paths: RolloutPaths, cap: int, rule: RepeatRule | None) -> Plan:
         gate = read_gate(paths, cap, retry_exhausted=self.config.retry_exhausted, meter=self.meter(), rule=rule)
         asked = None if self.manifest is None else self.manifest.agents
         plan = plan_resumed(paths, gate, asked=asked)
@@ -259,7 +263,7 @@ def open_run(
         refuse_files_of_others(paths)
         remove_debris(paths.of_one_run)
         is_resumed = resumes(config)
-        with _explaining_disk_errors():
+        with explaining_refusals(paths.rollouts, "prepare"):
             if is_resumed:
                 manifest = reconcile(config, facts or RunFacts())
             else:
@@ -280,21 +284,11 @@ def open_run(
 def _record_end(run: Run) -> None:
     if run.manifest is None:
         return
-    run.manifest.ended_at, run.manifest.counts = now_text(), run.counts()
     try:
+        run.manifest.ended_at, run.manifest.counts = now_text(), run.counts()
         write_manifest(run.manifest, run.store.paths.manifest)
     except OSError as error:  # a full disk has ended the run already; that error is the one to show
         logger.warning("the end of the run could not be recorded in %s: %s", run.store.paths.manifest, error)
-
-
-@contextmanager
-def _explaining_disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except GymError:
-        raise
-    except OSError as error:
-        raise StoreError(f"the run cannot be prepared: {error}; make room for its files and start again") from error
 
 
 def _refuse_overlap(config: RolloutCollectionConfig) -> None:

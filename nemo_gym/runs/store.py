@@ -8,14 +8,14 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nemo_gym.errors import GymError
+from nemo_gym.errors import FileProblemError, GymError, file_problem
 from nemo_gym.jsonl import newlines_in, to_pieces
 from nemo_gym.paths import make_folder, open_own, sync_folder
 from nemo_gym.runs.files import RolloutPaths
@@ -29,11 +29,27 @@ SYNC_AFTER_S = 4.0
 _CHUNK_BYTES = 1 << 20
 _MOST_PIECES = 1000
 """Of a line that is written in one go; the system takes 1024."""
+_SAFE = "everything finished before is safe. Remove the cause and go on with +resume_from_cache=true"
 RESUME_TO_REPAIR = "Go on with +resume_from_cache=true: what is whole stays, the rest is made again"
 
 
-class StoreError(GymError, OSError):
+class StoreError(FileProblemError):
     """A result could not be written; what was written before is safe."""
+
+
+@contextmanager
+def explaining_refusals(path: Path, doing: str) -> Iterator[None]:
+    """Name the file, and how to go on, in every error of the system while inside.
+
+    Raises:
+        FileProblemError: in place of an `OSError`; it is a `ConfigError` where the user can correct the cause.
+    """
+    try:
+        yield
+    except GymError:
+        raise
+    except OSError as error:
+        raise file_problem(error, doing, path, _SAFE) from error
 
 
 class FileChangedError(StoreError):
@@ -70,7 +86,7 @@ class RolloutStore:
             self._lock.announce(address)
 
     def __enter__(self) -> "RolloutStore":
-        with ExitStack() as closing:
+        with ExitStack() as closing, explaining_refusals(self.paths.rollouts, "open"):
             for file in self._file_of.values():
                 file.open()
                 closing.callback(file.close)
@@ -120,8 +136,9 @@ class RolloutStore:
 
     def expect_unchanged(self) -> None:
         """From now on the files are to stay as they are, but for what is appended here."""
-        for file in self._file_of.values():
-            file.take_as_it_is()
+        with explaining_refusals(self.paths.rollouts, "open"):
+            for file in self._file_of.values():
+                file.take_as_it_is()
 
     def verify(self) -> None:
         """Look whether everything that was appended is in the files, and nothing else.
@@ -129,8 +146,9 @@ class RolloutStore:
         Raises:
             FileChangedError: somebody else has written to them, shortened, removed or replaced them.
         """
-        for file in self._file_of.values():
-            file.verify()
+        with explaining_refusals(self.paths.rollouts, "check"):
+            for file in self._file_of.values():
+                file.verify()
 
 
 def archive_previous(paths: RolloutPaths) -> Path | None:
@@ -212,10 +230,7 @@ class _AppendFile:
         except OSError as error:
             with suppress(OSError):  # then the line is torn, which resuming repairs
                 os.ftruncate(self._descriptor, self._end)
-            raise StoreError(
-                f"cannot write to {self.path}: {error.strerror}; everything finished before is safe. "
-                "Remove the cause and go on with +resume_from_cache=true"
-            ) from error
+            raise StoreError(f"cannot write to {self.path}: {error.strerror}; {_SAFE}") from error
         self._end += length
         self.lines += 1
 

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -196,6 +197,10 @@ def test_help_is_also_asked_for_by_the_configuration(
     assert capsys.readouterr().out.startswith("Usage: ng_roll")
 
 
+REFUSED = "Error: cannot use a.jsonl: "
+CHECK = "; check the path, its permissions and the disk, and run the command again\n"
+
+
 def failing(error: BaseException | None = None, returned: object = None) -> Command[Any]:
     def main(config: BaseNeMoGymCLIConfig) -> object:
         sys.stdout.write("product\n")
@@ -217,6 +222,12 @@ def failing(error: BaseException | None = None, returned: object = None) -> Comm
         (failing(returned=True), 0, ""),
         (failing(GymError("it broke")), 1, "Error: it broke\n"),
         (failing(ConfigError("your turn")), 2, "Error: your turn\n"),
+        (
+            failing(PermissionError(errno.EACCES, "Permission denied", "a.jsonl")),
+            2,
+            f"{REFUSED}Permission denied{CHECK}",
+        ),
+        (failing(OSError(errno.ENOSPC, "No space left", "a.jsonl")), 1, f"{REFUSED}No space left{CHECK}"),
         (failing(KeyboardInterrupt()), 130, "\nInterrupted.\n"),
         (failing(SystemExit(3)), 3, ""),
     ],

@@ -191,7 +191,7 @@ def test_a_disk_without_room_for_the_rows_is_an_error_before_any_request(fake_ru
     full = start("+num_repeats=20", largest_file=100_000)
 
     assert full.wait() == 1
-    assert "Error: the run cannot be prepared: [Errno 27] File too large" in full.stderr
+    assert "Error: cannot prepare out_materialized_inputs.jsonl: File too large; everything" in full.stderr
     assert "Traceback" not in full.stderr
     assert fake_run.rows == []
     assert list(Path().glob("out*")) == []

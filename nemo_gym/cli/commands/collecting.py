@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nemo_gym import runtime
+from nemo_gym.cli.command import EXIT_FAILED_RUN, exit_code_of
 from nemo_gym.cli.config import whole_config
 from nemo_gym.cli.shortcuts import expand
 from nemo_gym.cli.show import print_aggregation, print_resume_hint, print_summary, run_and_show, show_plan
@@ -65,7 +66,6 @@ _BEGUN_WITHIN_S = 20.0
 _STEP_S = 0.1
 _MOST_LOG_BYTES = 20_000
 _ON_END_WITHIN_S = 60.0
-_EXIT_FAILED, _EXIT_USER_MISTAKE, _EXIT_CTRL_C = 1, 2, 130
 _OPTION = "detach"
 
 
@@ -188,7 +188,7 @@ def detach(name: str, config: RowOptions, command: Sequence[str]) -> int:
         raise
     if process.poll() is not None:
         _show(log, begins)
-        return process.returncode if process.returncode >= 0 else _EXIT_FAILED
+        return process.returncode if process.returncode >= 0 else EXIT_FAILED_RUN
     _say_where(config, process.pid, log, has_begun=has_begun)
     return 0
 
@@ -239,10 +239,9 @@ def telling_of_end(run: Callable[[], RunSummary | None], config: RowOptions) -> 
     try:
         summary = run()
     except BaseException as error:
-        code = _EXIT_CTRL_C if isinstance(error, KeyboardInterrupt) else _EXIT_FAILED
-        code = _EXIT_USER_MISTAKE if isinstance(error, ConfigError) else code
         what = harmless(str(error)) or type(error).__name__
-        _tell(config.on_end, {"output_jsonl_fpath": str(config.paths.rollouts), "exit_code": code, "error": what})
+        ended = {"output_jsonl_fpath": str(config.paths.rollouts), "exit_code": exit_code_of(error), "error": what}
+        _tell(config.on_end, ended)
         raise
     if summary is not None:
         _tell(config.on_end, {**summary.as_json(), "error": None})
