@@ -337,7 +337,7 @@ def cut_levels(content: bytes, levels: int) -> bytes:
 
 
 def is_deeper(text: str, levels: int) -> bool:
-    """Whether something in this JSON is nested in more than `levels` others, which writers may not take."""
+    """Return whether something in this JSON is nested in more than `levels` others, which writers may not take."""
     content = text.encode(errors="replace") if len(text) > 2 * levels else b""
     return cut_levels(content, levels) != content
 

@@ -30,6 +30,7 @@ from nemo_gym.dialects.chat import (
     with_reasoning_in_text,
 )
 from nemo_gym.dialects.to_chat import PROMPT_DIGEST, only_text, plain_text, tags_as_fields, taken_apart
+from nemo_gym.jsonl import is_deeper
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -52,6 +53,7 @@ __all__ = [
     "VLLMConverter",
     "VLLMConverterResponsesToChatCompletionsState",
     "empty_completion",
+    "is_deeper",
     "is_too_long",
     "object_in_metadata",
     "only_text",

@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 from nemo_gym.config_types import ConfigError
-from nemo_gym.jsonl import is_deeper
-from nemo_gym.responses_converter import UnusableRequestError, only_text, plain_text
+from nemo_gym.responses_converter import UnusableRequestError, is_deeper, only_text, plain_text
 
 Render: TypeAlias = Callable[[dict[str, Any]], str]
 """Makes the prompt of a chat request."""

@@ -141,13 +141,17 @@ def test_a_command_that_takes_too_long_is_killed_with_what_it_started() -> None:
 
 @needs_isolation
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "why", "memory_mib"),
     [
-        (":(){ :|:& };:; sleep 60", "killed: more than 64 processes"),
-        ("for i in 1 2 3 4 5 6; do (x=$(head -c 60000000 /dev/zero | tr '\\0' x); sleep 60) & done; wait", "256 MiB"),
+        (":(){ :|:& };:; sleep 60", "killed: more than 64 processes", 8192),
+        (
+            "for i in 1 2 3 4 5 6; do (x=$(head -c 60000000 /dev/zero | tr '\\0' x); sleep 60) & done; wait",
+            "256 MiB",
+            256,
+        ),
     ],
 )
-def test_who_takes_too_much_is_killed_and_the_sandbox_lives_on(command: str, why: str) -> None:
+def test_who_takes_too_much_is_killed_and_the_sandbox_lives_on(command: str, why: str, memory_mib: int) -> None:
     async def use(sandbox: AsyncSandbox) -> None:
         done = await sandbox.exec(command, timeout_s=120)
         assert (done.return_code, done.error_type) == (137, None)
@@ -156,7 +160,7 @@ def test_who_takes_too_much_is_killed_and_the_sandbox_lives_on(command: str, why
         full = await sandbox.exec("head -c 100M /dev/zero > big")
         assert "No space left" in (full.stderr or "")
 
-    in_sandbox(use, SandboxSpec(resources={"memory_mib": 256}), processes=64, folder_mb=32)
+    in_sandbox(use, SandboxSpec(resources={"memory_mib": memory_mib}), processes=64, folder_mb=32)
 
 
 @needs_isolation
