@@ -11,8 +11,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from nemo_gym.errors import ConfigError
 
-_URL = re.compile(r"[A-Za-z][\w+.\-]*://[^\s,]*")
-_CREDENTIALS = re.compile(r"//.*@|[?#].*")
+_URL = re.compile(r"(?<![\w+.\-])([\w+.\-]++://)([^\s,]*+)")
 
 
 def refuse_url(name: str, value: object) -> None:
@@ -27,7 +26,9 @@ def refuse_url(name: str, value: object) -> None:
     """
     found = _URL.search(value) if isinstance(value, str) else None
     if found is not None:
-        shown = _CREDENTIALS.sub(lambda match: "//****@" if match[0].startswith("//") else "", found[0])
+        scheme, rest = found.groups()
+        _, has_user, place = rest.rpartition("@")
+        shown = scheme + ("****@" if has_user else "") + place.partition("?")[0].partition("#")[0]
         raise ConfigError(
             f"{name}={shown}: a path on this machine is wanted, no URL; copy files from or to there by other means"
         )
