@@ -11,16 +11,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastapi import Body, FastAPI, Request
+from fastapi import Body, FastAPI, Request, Response
 from pydantic import BaseModel
-from starlette.middleware import Middleware
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.keys import REPLICABLE_PATH
 from nemo_gym.metrics.hooks import AggregateMetricsMixin
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.rollout_correlation import RolloutContextMiddleware
+from nemo_gym.rollout_correlation import ROLLOUT_PREFIX
 from nemo_gym.schemas.run_requests import (
     ROW_CHECK_PATH,
     BaseMultiRewardVerifyResponse,
@@ -34,8 +33,8 @@ from nemo_gym.schemas.run_requests import (
 )
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
-from nemo_gym.servers.routes import Handler, answers_with_row, json_answer, never_waits, row_faults, takes_unread
-from nemo_gym.servers.sessions import SessionLifetimeMiddleware, SessionLifetimes, Sessions
+from nemo_gym.servers.json_route import Handler, JsonBody, answers_with_row, described_body, json_answer, row_faults
+from nemo_gym.servers.sessions import SessionLifetimes, Sessions
 
 if TYPE_CHECKING:
     from nemo_gym.mcp_auto_exposure import MCPTool
@@ -170,16 +169,22 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes; authors call this and add their tools."""
         app = self.new_app()
-        app.user_middleware.append(Middleware(RolloutContextMiddleware))
+        duties = self.duties_in(app)
+        duties.rollout_prefix = ROLLOUT_PREFIX
         if type(self).end_session is not SimpleResourcesServer.end_session:
             is_shared = (self.config.num_workers or 1) > 1
-            lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s, is_shared=is_shared)
-            app.user_middleware.append(Middleware(SessionLifetimeMiddleware, lifetimes=lifetimes))
+            duties.lifetimes = SessionLifetimes(self.end_session, self.config.session_ttl_s, is_shared=is_shared)
         app.post("/seed_session")(self.seed_session)
         verify = answers_with_row(self.verify) if getattr(self.config, "echo_row_fields", True) else self.verify
         app.post("/verify")(judge_failsafe(verify))
         is_own = type(self).aggregate_metrics is not AggregateMetricsMixin.aggregate_metrics
-        app.post("/aggregate_metrics")(self.aggregate_metrics if is_own else self._aggregate_metrics_route)
+        if is_own:
+            app.post("/aggregate_metrics")(self.aggregate_metrics)
+        else:
+            described = described_body(AggregateMetricsRequest)
+            app.post("/aggregate_metrics", response_model=AggregateMetrics, openapi_extra=described)(
+                self._aggregate_metrics_route
+            )
         app.post("/end_session")(self._end_session_route)
         app.get("/reverify_mode")(self.get_reverify_mode)
         app.get("/reverify_reason", include_in_schema=False)(self._reverify_reason_route)
@@ -211,7 +216,6 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         """The tools that the session of this row may use over MCP; None: all that are offered."""
         return None
 
-    @never_waits
     async def seed_session(self, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
         """Prepare the session of one rollout; receives the whole row."""
         return BaseSeedSessionResponse()
@@ -230,18 +234,16 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
     async def end_session(self, session_id: str) -> None:
         """Forget what is kept for a session: its episode is over, or nobody came back for it."""
 
-    @takes_unread
-    async def _aggregate_metrics_route(self, body: AggregateMetricsRequest) -> AggregateMetrics:
-        """The same as `aggregate_metrics`, of requests and with answers of a hundred megabytes."""
+    async def _aggregate_metrics_route(self, request: Request) -> Response:
+        """Answer as `aggregate_metrics` does, of requests and with answers of a hundred megabytes."""
         from nemo_gym.metrics.aggregate import aggregated_json
 
-        request: Any = body
         has_hook = type(self).compute_metrics is not AggregateMetricsMixin.compute_metrics
         hook = self.compute_metrics if has_hook else None
-        answer = await asyncio.to_thread(aggregated_json, request.content, request.read, hook, self.get_key_metrics)
-        return json_answer(answer)  # type: ignore[return-value]
+        read = JsonBody(AggregateMetricsRequest).read
+        content = await request.body()
+        return json_answer(await asyncio.to_thread(aggregated_json, content, read, hook, self.get_key_metrics))
 
-    @never_waits
     async def _end_session_route(self) -> dict[str, Any]:
         return {}
 
@@ -250,12 +252,10 @@ class SimpleResourcesServer(AggregateMetricsMixin, BaseResourcesServer, SimpleSe
         handlers: list[Handler] = [self.seed_session, self.verify]
         return CheckedRows(faults=row_faults(body.rows, handlers if body.is_verified else handlers[:1]))
 
-    @never_waits
     async def get_reverify_mode(self) -> ReverifyMode:
         """Whether stored responses can be scored again; what the class says counts, then its config's class."""
         return self.config.REVERIFY_MODE if self.REVERIFY_MODE is ReverifyMode.UNKNOWN else self.REVERIFY_MODE
 
-    @never_waits
     async def _reverify_reason_route(self) -> str:
         return self.REVERIFY_REASON
 

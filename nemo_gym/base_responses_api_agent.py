@@ -51,8 +51,7 @@ from nemo_gym.schemas.run_requests import (
 )
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.base import BaseServer, SimpleServer
-from nemo_gym.servers.middleware import CallLogMiddleware
-from nemo_gym.servers.routes import answers_with_row, row_faults
+from nemo_gym.servers.json_route import answers_with_row, described_body, models_of, row_faults
 
 __all__ = [
     "AggregateMetrics",
@@ -113,20 +112,19 @@ class SimpleResponsesAPIAgent(AggregateMetricsMixin, BaseResponsesAPIAgent, Simp
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes."""
         app = self.new_app()
+        self.duties_in(app).logs_calls = True
         app.post("/v1/responses")(self.responses)
         for prefix in (_ROLLOUT_PATH, f"{_ROLLOUT_PATH}/{TOKEN_CAPTURE_PATH_SEGMENT}"):
             app.post(f"{prefix}/v1/responses", include_in_schema=False)(self.responses)
         run = self.run_handler()
         app.post("/run")(self._in_rollout_context(run) if are_rollouts_named(self._run_config()) else run)
-        app.post("/aggregate_metrics")(self.aggregate_metrics_handler())
+        aggregate = self.aggregate_metrics_handler()
+        described: dict[str, Any] = {}
+        if not models_of(aggregate).keys() - {"return"}:  # it passes the body on unread
+            described = {"response_model": AggregateMetrics, "openapi_extra": described_body(AggregateMetricsRequest)}
+        app.post("/aggregate_metrics", **described)(aggregate)
         app.get(IN_FLIGHT_PATH, include_in_schema=False)(_rollouts_in_flight_route)
         app.post(ROW_CHECK_PATH, include_in_schema=False)(self._check_rows_route)
-        return app
-
-    def complete_app(self) -> FastAPI:
-        """The app as it is served; it can tell how long the calls of a rollout took."""
-        app = super().complete_app()
-        app.add_middleware(CallLogMiddleware)
         return app
 
     @abstractmethod

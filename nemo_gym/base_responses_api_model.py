@@ -19,7 +19,6 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
 from starlette.types import Scope
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
@@ -30,12 +29,10 @@ from nemo_gym.http.model_answers import (
     errors_explained,
     explained_error,
     validated_answer,
-    validated_as_it_is,
 )
-from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI, UnreadAnswer
+from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.pace_books import Books
 from nemo_gym.http.pacing import SESSION, Pace, Pacer
-from nemo_gym.http.transports.memory import Answer
 from nemo_gym.keys import MODEL_ENDPOINTS_PATH, OBSERVABILITY_ENABLED_KEY_NAME, TOKEN_ID_CAPTURE_BLOCK
 from nemo_gym.observability.calls import (
     ModelCallRecord,
@@ -62,15 +59,20 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.process_inputs import config_file
 from nemo_gym.recording.recorder import Arrived, Call, Recorder, shaping_settings
-from nemo_gym.rollout_correlation import ModelPathMiddleware
+from nemo_gym.rollout_correlation import MODEL_CALL_PREFIX
 from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
 from nemo_gym.server_utils import ServerClient, num_serving_processes
 from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
-from nemo_gym.servers.capture import ModelCallCaptureMiddleware, TokenPathMiddleware, install_model_call_capture
+from nemo_gym.servers.capture import (
+    ModelCallCapture,
+    ModelCallCaptureMiddleware,
+    TokenPaths,
+    install_model_call_capture,
+)
 from nemo_gym.servers.dialects import SpeaksDialects, keeping_tokens
-from nemo_gym.servers.routes import json_answer, models_of, to_json
-from nemo_gym.servers.sessions import SESSION_ID_KEY, Session, Sessions
-from nemo_gym.servers.usage import UsageMiddleware, telling_usage
+from nemo_gym.servers.json_route import json_answer, models_of, to_json
+from nemo_gym.servers.sessions import SESSION_ID_KEY, Sessions
+from nemo_gym.servers.usage import telling_usage
 
 if TYPE_CHECKING:
     from nemo_gym.token_id_capture.sink import ServerTokenCapture
@@ -103,7 +105,6 @@ __all__ = [
     "ServerClient",
     "SimpleResponsesAPIModel",
     "SimpleServer",
-    "UnreadAnswer",
     "aggregate_model_call_metrics",
     "aggregate_model_call_records",
     "build_model_call_record",
@@ -119,7 +120,6 @@ __all__ = [
     "read_available_model_call_records",
     "read_model_call_records",
     "validated_answer",
-    "validated_as_it_is",
 ]
 
 logger = logging.getLogger(__name__)
@@ -201,9 +201,9 @@ def _one_is_enough(method: _Method) -> _Method:
 
 
 class _SessionsInTurn(Sessions):
-    def open(self, scope: Scope) -> Session:
+    def open(self, scope: Scope) -> dict[str, Any]:
         session = super().open(scope)
-        SESSION.set(session[0][SESSION_ID_KEY])
+        SESSION.set(session[SESSION_ID_KEY])
         return session
 
 
@@ -240,16 +240,16 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
     def setup_webserver(self) -> FastAPI:
         """The app with the standard routes."""
         app = self.new_app()
+        duties = self.duties_in(app)
+        duties.rollout_prefix = MODEL_CALL_PREFIX
+        duties.tells_usage = True
         tokens = self._token_capture
-        if tokens is None:
-            app.user_middleware.append(Middleware(ModelPathMiddleware))
-        else:
-            app.user_middleware.append(Middleware(TokenPathMiddleware, capture=tokens))
+        if tokens is not None:
+            duties.token_paths = TokenPaths(tokens)
             while_serving(app, end=tokens.close)
-        install_model_call_capture(
-            app, ModelCallCaptureConfig.of(self._run_config()), model_server_name=self.config.name
-        )
-        app.user_middleware.append(Middleware(UsageMiddleware))
+        store = make_capture_store(ModelCallCaptureConfig.of(self._run_config()))
+        if store is not None:
+            duties.capture = ModelCallCapture(store, self.config.name)
         self.add_dialect_routes(app)
         return app if self._recorder is None else while_serving(app, end=self._recorder.close)
 
@@ -345,9 +345,6 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
                     if known is not None:
                         return Response(known, media_type="application/json")
                 result = await (handler(**arguments) if is_async else run_in_threadpool(handler, **arguments))
-                if isinstance(result, Answer):
-                    await recorder.kept(call, result.body, result.content)
-                    return result
                 if isinstance(result, Response):
                     if result.status_code == HTTPStatus.OK and isinstance(getattr(result, "body", None), bytes):
                         await recorder.kept(call, bytes(result.body))

@@ -18,7 +18,6 @@ import orjson
 from nemo_gym.errors import ConfigError
 
 _BUFFER_BYTES = 1 << 20
-_COPIED_UP_TO_BYTES = 4096
 _LONG_LINE_BYTES = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXCERPT_LENGTH = 60
@@ -50,21 +49,6 @@ class Line(NamedTuple):
     """Its bytes without surrounding whitespace."""
     offset: int = 0
     """Where they begin in the file."""
-
-
-class Unread:
-    """A part of a record that nobody has read, and that is written again as it is."""
-
-    __slots__ = ("content",)
-
-    def __init__(self, content: bytes | memoryview) -> None:
-        """`content` is the JSON as `to_line` would write it."""
-        self.content = content
-
-    @property
-    def written(self) -> bytes:
-        """The same in bytes of its own."""
-        return bytes(self.content)  # which is no copy of bytes
 
 
 PlainLine: TypeAlias = tuple[int, int, int, bytes, int]
@@ -210,53 +194,13 @@ def to_line(record: Any) -> bytes:
     cannot say becomes null: numbers that are none, and what is nested more deeply than `parse` can read.
     """
     try:
-        return orjson.dumps(record, default=_as_written, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
     except orjson.JSONEncodeError:
         pass
     try:
-        return json.dumps(record, default=_read, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     except (ValueError, RecursionError):
         return "".join(_pieces(record)).encode() + b"\n"
-
-
-def to_pieces(record: Any) -> list[bytes | memoryview]:
-    """What `to_line` writes, in pieces: what is long, and nobody has read, is not copied.
-
-    A null, which JSON has nowhere, stands for each meanwhile.
-    """
-    long: list[bytes | memoryview] = []
-
-    def stand_in(value: Any) -> orjson.Fragment:
-        if type(value) is not Unread or len(value.content) < _COPIED_UP_TO_BYTES:
-            return _as_written(value)
-        long.append(value.content)
-        return orjson.Fragment(b"\0")
-
-    try:
-        line = orjson.dumps(record, default=stand_in, option=orjson.OPT_APPEND_NEWLINE)
-    except orjson.JSONEncodeError:
-        return [to_line(record)]
-    if not long:
-        return [line]
-    between = line.split(b"\0")
-    if len(between) != len(long) + 1:  # a part that was written elsewhere has one
-        return [to_line(record)]
-    pieces: list[bytes | memoryview] = [between[0]]
-    for content, text in zip(long, between[1:], strict=True):
-        pieces += (content, text)
-    return pieces
-
-
-def _as_written(value: Any) -> orjson.Fragment:
-    if isinstance(value, Unread):
-        return orjson.Fragment(value.written)
-    raise TypeError  # orjson words it, naming the type
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, Unread):
-        return parse(value.written)
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _pieces(value: Any) -> Iterator[str]:
@@ -267,7 +211,6 @@ def _pieces(value: Any) -> Iterator[str]:
         entries, has_keys = waiting[-1]
         for entry in entries:
             value = entry[1] if has_keys else entry
-            value = _read(value) if isinstance(value, Unread) else value
             yield separator + (f"{json.dumps(str(entry[0]))}:" if has_keys else "")
             if isinstance(value, dict | list | tuple) and len(waiting) <= _MOST_LEVELS:
                 is_object = isinstance(value, dict)

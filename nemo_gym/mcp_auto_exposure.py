@@ -35,7 +35,8 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.transports.memory import ADMITTED
-from nemo_gym.servers.direct import KNOWN_LAYERS
+from nemo_gym.rollout_correlation import RolloutContextMiddleware
+from nemo_gym.servers.gateway import Gateway
 from nemo_gym.servers.mcp import McpEndpoint, Rewriting, SessionTokens, ToolError, asked
 from nemo_gym.servers.sessions import SESSION_ID_KEY, SESSION_RETURNS_KEY
 
@@ -63,6 +64,7 @@ TOKEN_HEADER = NEMO_GYM_MCP_SESSION_TOKEN_HEADER
 MCP_URL_PATH = "/mcp"
 PERMISSIVE_SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_KNOWN_LAYERS: tuple[Any, ...] = (Gateway, RolloutContextMiddleware)
 _JSON_HEADER = (b"content-type", b"application/json")
 
 
@@ -244,9 +246,8 @@ def install_auto_exposure(server: Any, app: FastAPI) -> dict[str, MCPTool]:
     name = server.config.name or type(server).__name__
     if any(getattr(route, "path", None) == MCP_URL_PATH for route in app.routes):
         raise ExposureError(f"{name}: its app has a route {MCP_URL_PATH} of its own; take it out, or the flag")
-    foreign = [
-        str(getattr(layer.cls, "__name__", layer.cls)) for layer in app.user_middleware if layer.cls not in KNOWN_LAYERS
-    ]
+    layers: list[Any] = [layer.cls for layer in app.user_middleware]
+    foreign = [str(getattr(layer, "__name__", layer)) for layer in layers if layer not in _KNOWN_LAYERS]
     if foreign:
         raise ExposureError(f"{name}: its app has middleware that MCP calls are not made for: {listed(foreign)}")
     catchall = _catch_all(app, name)

@@ -102,13 +102,10 @@ from nemo_gym.schemas.openai_responses import (
     NeMoGymResponseUsage,
     accumulate_response_usage,
 )
-from nemo_gym.schemas.token_lists import row_with_response, with_lists_beside
 from nemo_gym.schemas.wire import (
     REQUIRED_TOKEN_FIELDS,
     TOKEN_FIELDS,
-    ListsBeside,
     RoutedExperts,
-    RowWithResponse,
     TokenIDLogProbMixin,
     TokenIDLogProbTypedDictMixin,
 )
@@ -125,7 +122,6 @@ __all__ = [
     "RETRY_ERROR_CODES",
     "TOKEN_METADATA_FIELDS",
     "JsonObject",
-    "ListsBeside",
     "NeMoGymAsyncOpenAI",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionAssistantMessageForTrainingParam",
@@ -218,14 +214,11 @@ __all__ = [
     "NeMoGymResponseUsage",
     "NeMoGymSummary",
     "RoutedExperts",
-    "RowWithResponse",
     "TokenIDLogProbMixin",
     "TokenIDLogProbTypedDictMixin",
     "accumulate_response_usage",
-    "row_with_response",
     "training_variant_of",
     "validated_json",
-    "with_lists_beside",
 ]
 
 REQUIRED_TOKEN_METADATA_FIELDS = frozenset(REQUIRED_TOKEN_FIELDS)

@@ -30,13 +30,14 @@ from nemo_gym.keys import (
 )
 
 __all__ = [
+    "MODEL_CALL_PREFIX",
     "ROLLOUT_HEADER",
     "ROLLOUT_ID_PATTERN",
     "ROLLOUT_PATH_START",
+    "ROLLOUT_PREFIX",
     "Execution",
-    "ModelPathMiddleware",
     "RolloutContextMiddleware",
-    "RolloutHeaderMiddleware",
+    "RolloutPrefix",
     "apply_rollout_prefix",
     "are_calls_recorded",
     "are_rollouts_named",
@@ -212,58 +213,52 @@ def without_rollout_prefix(path: str) -> str:
     return found["rest"] if found else path
 
 
-class RolloutHeaderMiddleware:
-    """Serves a request whose headers name a rollout for that rollout."""
+class RolloutPrefix:
+    """How the path of a request may name its rollout: `/ng-rollout/<id>/<rest>`."""
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        """`pattern` finds `rollout_id` and `rest` in a path."""
+        self._pattern = pattern
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Serve one connection."""
-        named = execution_in(scope["headers"]) if scope["type"] == "http" else None
-        if named is None:
-            await self.app(scope, receive, send)
-            return
-        with rollout_context(*named):
-            await self.app(scope, receive, send)
+    def match(self, path: str) -> re.Match[str] | None:
+        """Return what the pattern finds in a path; None if no rollout is named."""
+        return self._pattern.fullmatch(path) if path.startswith(_START) else None
 
-
-class RolloutContextMiddleware:
-    """Serves `/ng-rollout/<id>/<rest>` as `/<rest>`, for that rollout."""
-
-    _PREFIX: ClassVar[re.Pattern[str]] = re.compile(
-        f"^{re.escape(_START)}(?P<rollout_id>{ROLLOUT_ID_PATTERN.pattern.strip('^$')})(?P<rest>/.*)$", re.DOTALL
-    )
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http" or not scope["path"].startswith(_START):
-            await self.app(scope, receive, send)
-            return
-        found = self._PREFIX.fullmatch(scope["path"])
-        if found is None:
-            await self.app(scope, receive, send)
-            return
+    def taken_off(self, found: re.Match[str], scope: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scope of the same request without the prefix that was `found` in its path."""
         rest = found["rest"]
         steps = scope["path"].count("/", 0, -len(rest))
         raw = (scope.get("raw_path") or scope["path"].encode()).split(b"/", steps + 1)[-1]
-        with self._context(found, scope):
-            await self.app({**scope, "path": rest, "raw_path": b"/" + raw}, receive, send)
+        return {**scope, "path": rest, "raw_path": b"/" + raw}
 
-    def _context(self, found: re.Match[str], scope: dict[str, Any]) -> AbstractContextManager[None]:
-        """What a request with the prefix `found` is served in; its headers may say which execution it belongs to."""
+    def context(self, found: re.Match[str], scope: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Return the context to serve the request in; its headers may say which execution it belongs to."""
         named = execution_in(scope.get("headers", ()))
         is_same = named is not None and named.rollout_id == found["rollout_id"]
         return rollout_context(found["rollout_id"], named.execution if named is not None and is_same else None)
 
 
-class ModelPathMiddleware(RolloutContextMiddleware):
-    """The same for model servers, whose callers may ask for token ids with one more segment of the path.
+ROLLOUT_PREFIX = RolloutPrefix(
+    re.compile(f"{re.escape(_START)}(?P<rollout_id>{ROLLOUT_ID_PATTERN.pattern.strip('^$')})(?P<rest>/.*)", re.DOTALL)
+)
+"""The prefix that environments take off."""
+MODEL_CALL_PREFIX = RolloutPrefix(_ANY_PREFIX)
+"""The prefix that model servers take off; its group `tokens` says whether the token ids of the call are kept."""
 
-    `_context` is where such a request (its path has `TOKEN_CAPTURE_PATH_SEGMENT` before the rest) can be told apart.
-    """
 
-    _PREFIX: ClassVar[re.Pattern[str]] = _ANY_PREFIX
+class RolloutContextMiddleware:
+    """Serves `/ng-rollout/<id>/<rest>` as `/<rest>`, for that rollout, in an app of one's own."""
+
+    prefix: ClassVar[RolloutPrefix] = ROLLOUT_PREFIX
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Serve one connection."""
+        found = self.prefix.match(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self.app(scope, receive, send)
+            return
+        with self.prefix.context(found, scope):
+            await self.app(self.prefix.taken_off(found, scope), receive, send)

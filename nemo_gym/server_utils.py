@@ -32,7 +32,7 @@ from nemo_gym.http.errors import (
     ServerResponseError,
     ServerUnreachableError,
 )
-from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request, request_json
+from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request
 from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY, WANTS_PARTIAL, keep_partial
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
@@ -57,7 +57,7 @@ from nemo_gym.schemas.server_config import (
 if TYPE_CHECKING:
     from nemo_gym.servers.base import BaseServer, SimpleServer, while_serving
     from nemo_gym.servers.head import HeadServer
-    from nemo_gym.servers.routes import body_as_it_came, json_answer, never_waits, reads_only, takes_unread
+    from nemo_gym.servers.json_route import body_as_it_came, json_answer, never_waits, reads_only, takes_unread
     from nemo_gym.servers.run import (
         IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME,
         IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME,
@@ -89,7 +89,7 @@ DISCONNECTED_CLIENT_OS_HELP_TEXT = (
 ConnectionError = builtins.ConnectionError
 
 _RUN = "nemo_gym.servers.run"
-_ROUTES = "nemo_gym.servers.routes"
+_ROUTES = "nemo_gym.servers.json_route"
 _LAZY = {
     "IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME": _RUN,
     "IS_NEMO_GYM_FASTAPI_WORKER_KEY_NAME": _RUN,
@@ -188,7 +188,6 @@ __all__ = [
     "raise_for_status",
     "reads_only",
     "request",
-    "request_json",
     "rollout_path_prefix",
     "set_global_aiohttp_client",
     "set_is_nemo_gym_fastapi_entrypoint",

@@ -43,7 +43,6 @@ from nemo_gym.runs.record import Failure, Result, Row, failure_record, stamp, ta
 from nemo_gym.runtime import listen
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
 from nemo_gym.servers.base import SimpleServer, one_server_class
-from nemo_gym.servers.direct import DirectLane
 
 __all__ = [
     "EXAMPLES",
@@ -149,8 +148,7 @@ async def _play(
             app = server.complete_app()
             await running.enter_async_context(app.router.lifespan_context(app))
             address = Address(server.config.host, server.config.port)
-            lane, paths = DirectLane(app, instance.name), server.CANCELLABLE_PATHS
-            register_local_app(instance.name, lane, [address], cancellable_paths=paths, direct=lane)
+            register_local_app(instance.name, app, [address], cancellable_paths=server.CANCELLABLE_PATHS)
         return list(await asyncio.gather(*(_rollout(client, row, agent, agents) for row in rows)))
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.jsonl import (
-    Unread,
     count_lines,
     cut_levels,
     ends_torn,
@@ -17,7 +16,6 @@ from nemo_gym.jsonl import (
     parse,
     parse_line,
     to_line,
-    to_pieces,
 )
 
 
@@ -194,20 +192,3 @@ def test_long_lines_of_one_length_are_read_without_being_copied(
 
     assert [content for content in read if len(content) > 1] == found[1:]
     assert all(any(content is each for each in read) for content in found[1:])
-
-
-@pytest.mark.parametrize("size", [10, 5_000, 100_000])
-def test_a_line_in_pieces_is_the_same_line(size: int) -> None:
-    whole = b'["%b"]' % (b"x" * size)
-    record = {"a": Unread(memoryview(whole)), "b": [1, Unread(whole), "\0"], "c": {"d": Unread(b"1.5")}}
-    pieces = to_pieces(record)
-
-    assert b"".join(pieces) == to_line(record)
-    assert sum(piece is whole for piece in pieces) == (size > 4096)
-
-
-@pytest.mark.parametrize("other", [2**70, "\ud800", math.nan, Unread(b'"\0"'), Unread(b"\0")])
-def test_a_line_that_cannot_be_told_in_pieces_is_one(other: Any) -> None:
-    record = {"a": Unread(b'"%b"' % (b"x" * 10_000)), "b": other}
-
-    assert b"".join(to_pieces(record)) == to_line(record)

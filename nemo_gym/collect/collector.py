@@ -53,7 +53,6 @@ from nemo_gym.runs.run import Run
 from nemo_gym.runs.spending import Meter
 from nemo_gym.runs.store import FileChangedError
 from nemo_gym.runtime import stopping_on_signals
-from nemo_gym.schemas.wire import with_lists_read
 from nemo_gym.trackers.base import Tracker
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ def _observed(
 
 def _read_whole(post: Post) -> Post:
     async def posted(row: Row) -> Any:
-        return with_lists_read(await post(row))
+        return await post(row)
 
     return posted
 

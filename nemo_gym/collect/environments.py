@@ -71,7 +71,6 @@ from nemo_gym.runs.record import (
 )
 from nemo_gym.runs.rows import Repeats
 from nemo_gym.runs.spending import COUNTED_BEFORE, used_by
-from nemo_gym.schemas.wire import with_lists_read
 from nemo_gym.terminal import shown
 
 _ROLLOUT_BITS = 24
@@ -501,7 +500,7 @@ class _ScoringFirst:
             await self._keep(row, key, whole_response_in(error), failure_of(error, agent), began)
             raise
         if isinstance(result, dict) and not has_usable_reward(result) and (fault := fault_in(result, agent)):
-            await self._keep(row, key, with_lists_read(result).get(RESPONSE_KEY_NAME), fault, began)
+            await self._keep(row, key, result.get(RESPONSE_KEY_NAME), fault, began)
         return result
 
     async def _keep(self, row: Row, key: RolloutKey, response: object, failure: Failure, began: datetime) -> None:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from nemo_gym.jsonl import Unread
 from nemo_gym.keys import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, ROLLOUT_INDEX_KEY_NAME
 from nemo_gym.runs.facts import RolloutFilter
 from nemo_gym.runs.read import plain_records
@@ -201,8 +200,6 @@ def _is_object(arguments: Any) -> bool:
 
 
 def _offers_tools(params: Any) -> bool:
-    if isinstance(params, Unread):
-        params = orjson.loads(params.written)
     if not isinstance(params, dict) or params.get("tool_choice") == "none":
         return False
     return bool(params.get("tools"))

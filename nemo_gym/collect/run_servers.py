@@ -13,36 +13,25 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_gym.collect.failures import attempt_name
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
-from nemo_gym.http.client import RolloutSender, ServerClient
-from nemo_gym.http.request import get_json_to_store
+from nemo_gym.http.client import ServerClient
+from nemo_gym.http.request import get_response_json
 from nemo_gym.http.run_answers import ASKS_FOR_CALLS, ATTEMPT_HEADER, WANTS_PARTIAL, calls_of, usage_in
 from nemo_gym.http.transports.base import JSON_HEADERS
-from nemo_gym.jsonl import Unread
 from nemo_gym.keys import (
     AGENTS_TYPE,
     MODEL_NAME_KEYS,
     MODELS_TYPE,
-    OBSERVED_KEYS,
-    RESPONSE_KEY_NAME,
-    RESPONSES_CREATE_PARAMS_KEY_NAME,
-    ROLLOUT_INDEX_KEY_NAME,
     SERVER_STATES_PATH,
-    TASK_INDEX_KEY_NAME,
     TIMING_KEY_NAME,
 )
 from nemo_gym.runs.manifest import RunFacts
 from nemo_gym.runs.record import Row
 from nemo_gym.runs.spending import add_usage
-from nemo_gym.schemas.wire import LONG_BYTES
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _RUN_PATH = "/run"
-_PARAMS = f'{{"{RESPONSES_CREATE_PARAMS_KEY_NAME}":'.encode()
-_RESPONSE = f'{{"{RESPONSE_KEY_NAME}":{{'.encode()
-_MOST_KNOWN = 1_024
-"""Tasks; each has less than `LONG_BYTES`."""
 _ASKS_FOR_MORE = {**JSON_HEADERS, WANTS_PARTIAL: "true", **ASKS_FOR_CALLS}
 """Headers of `/run`: what a run wants to know beside the result."""
 
@@ -62,25 +51,17 @@ class RunPost:
     ) -> None:
         """`run` is what the run is called; `refuse` raises for an answer with an error. Call it inside a coroutine."""
         self._client, self._run, self._refuse = client, run, refuse
-        self._repeated = RepeatedParams()
-        self._sender = RolloutSender(client, _RUN_PATH, _ASKS_FOR_MORE) if isinstance(client, ServerClient) else None
 
     async def post(self, row: Row) -> Any:
         """The answer to `/run`, with what the agent told of its calls."""
         agent = agent_to_ask(row)
         name = attempt_name(row)
-        if self._sender is None or name is None:
-            response = await self._client.post(
-                server_name=agent, url_path=_RUN_PATH, json=row, headers=self._headers_for(name)
-            )
-        else:
-            response = await self._sender.post(agent, row, f"{self._run}/{name}")
+        response = await self._client.post(
+            server_name=agent, url_path=_RUN_PATH, json=row, headers=self._headers_for(name)
+        )
         if response.status >= 400:
             await self._refuse(response, row)
-        result = self._repeated.read(row, response)
-        if result is None:
-            result = await get_json_to_store(response)
-            self._repeated.learn(row, response, result)
+        result = await get_response_json(response)
         if isinstance(result, dict):
             result[TIMING_KEY_NAME] = calls_of(response)
             add_usage(result, usage_in(getattr(response, "raw_headers", ())))
@@ -88,48 +69,6 @@ class RunPost:
 
     def _headers_for(self, name: str | None) -> Mapping[str, str]:
         return {**_ASKS_FOR_MORE, ATTEMPT_HEADER: self._run if name is None else f"{self._run}/{name}"}
-
-
-class RepeatedParams:
-    """The parameters of tasks, which agents repeat at the start of every answer: read once for all of its rollouts.
-
-    Only what is written as we would write it is known by its bytes, so that records are the same either way.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[object, tuple[bytes, Unread]] = {}
-
-    def read(self, row: Row, response: ClientResponse) -> Any:
-        """The answer for `row` with its parameters as they are written; None when they are not known."""
-        known = self._known.get(row.get(TASK_INDEX_KEY_NAME)) if self._known else None
-        body: bytes | None = getattr(response, "whole_body", None)
-        if known is None or body is None or len(body) >= LONG_BYTES or not body.startswith(known[0]):
-            return None
-        try:
-            rest = orjson.loads(_RESPONSE + body[len(known[0]) :])
-        except orjson.JSONDecodeError:
-            return None
-        is_more = RESPONSES_CREATE_PARAMS_KEY_NAME in rest or not OBSERVED_KEYS.isdisjoint(rest)
-        return None if is_more else {RESPONSES_CREATE_PARAMS_KEY_NAME: known[1], **rest}
-
-    def learn(self, row: Row, response: ClientResponse, result: Any) -> None:
-        """Know the parameters in an answer that was read; of a task's first rollout they need not come again."""
-        body: bytes | None = getattr(response, "whole_body", None)
-        task = row.get(TASK_INDEX_KEY_NAME)
-        if type(task) is not int or body is None or not row.get(ROLLOUT_INDEX_KEY_NAME) or len(body) >= LONG_BYTES:
-            return
-        if not isinstance(result, dict) or not OBSERVED_KEYS.isdisjoint(result):  # which is read in another way
-            return
-        params = result.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
-        try:
-            written = orjson.dumps(params) if isinstance(params, dict) else b""
-        except orjson.JSONEncodeError:
-            return
-        start = b"%b%b,%b" % (_PARAMS, written, _RESPONSE[1:])
-        if written and body.startswith(start):
-            self._known[task] = start, Unread(written)
-            if len(self._known) > _MOST_KNOWN:
-                del self._known[next(iter(self._known))]
 
 
 def agent_to_ask(row: Row) -> str:

@@ -1,12 +1,11 @@
 """`ServerClient`: call a server by its configured name, in memory when it lives here, else over HTTP."""
 
-import asyncio
 import http.client
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import orjson
 from aiohttp import ClientResponse
@@ -24,23 +23,19 @@ from nemo_gym.http.request import (
     REDIRECTS,
     TRANSPORT_ERRORS,
     Call,
-    FailedTry,
     call_failure,
-    json_bytes,
     redirect_of,
     send,
     with_json_body,
 )
-from nemo_gym.http.run_answers import ATTEMPT_HEADER, CALL_LOG, CallLog
+from nemo_gym.http.run_answers import CALL_LOG, CallLog
 from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
-from nemo_gym.http.transports.base import LocalRequest, json_request, local_request, message_of
-from nemo_gym.http.transports.memory import HostedApp, find_local_app, takes_over
-from nemo_gym.http.transports.response import LocalResponse, RawHeaders
+from nemo_gym.http.transports.base import local_request
+from nemo_gym.http.transports.memory import find_local_app
+from nemo_gym.http.transports.response import LocalResponse
 from nemo_gym.http.transports.session import (
     current_settings,
-    get_global_aiohttp_client,
     is_global_aiohttp_client_setup,
-    transport_to_addresses,
     use_client_settings,
 )
 from nemo_gym.keys import (
@@ -51,7 +46,6 @@ from nemo_gym.keys import (
     MODELS_TYPE,
     OBSERVABILITY_ENABLED_KEY_NAME,
     RESOURCES_TYPE,
-    RESPONSES_CREATE_PARAMS_KEY_NAME,
 )
 from nemo_gym.process_inputs import RUNNING_INSTANCE
 from nemo_gym.retry import Tries
@@ -66,14 +60,11 @@ from nemo_gym.rollout_correlation import (
     without_rollout_prefix,
 )
 from nemo_gym.schemas.server_config import ServerStatus
-from nemo_gym.schemas.wire import IN_PARTS, LONG_TEXT
 
 _CONFIG_PATH = "/global_config_dict_yaml"
 _HEAD_TIMEOUT_S = 30.0
 _REPLICATED_PATH = "/run"
 _VERIFY_PATH = "/verify"
-_PLAIN_CALL = frozenset({"json", "cookies"})
-"""Arguments of nearly every call between servers."""
 
 
 class ServerClient(BaseModel):
@@ -125,12 +116,13 @@ class ServerClient(BaseModel):
         try:
             address, url = self._address_of(server_name)
             hosted = find_local_app(server_name, address)
-            asked = None if hosted is None else _asked_in_memory(hosted, method, url, path, kwargs, address)
+            kwargs = with_json_body(kwargs)
+            asked = None if hosted is None else local_request(method, url, path, kwargs, address)
             if hosted is None or asked is None:
-                elsewhere = await self._request_elsewhere(server_name, path, method, kwargs)
+                elsewhere = await self._request_over_http(server_name, path, method, kwargs)
                 _note_answer(log, path, elsewhere)
                 return elsewhere
-            settings = current_settings(hosted.loop)
+            settings = current_settings()
             tried_s = time.monotonic()
             try:
                 response = await hosted.exchange(asked, asked.timeout_s or settings.http_total_timeout_s)
@@ -152,9 +144,7 @@ class ServerClient(BaseModel):
 
     async def post(self, server_name: str, url_path: str, **kwargs: Any) -> ClientResponse:
         """POST to a server."""
-        if type(self).request is not _OWN_REQUEST:
-            return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
-        return await self._request(server_name, url_path, "POST", kwargs)
+        return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
 
     def set_replicas(self, server_name: str, addresses: Iterable[tuple[str, int]]) -> None:
         """Spread `/run` of a server over these addresses; none of them means the configured one again.
@@ -208,14 +198,6 @@ class ServerClient(BaseModel):
             method, lambda: self._address_of(server_name)[1] + path, kwargs, server_name=server_name, internal=True
         )
 
-    async def _request_elsewhere(
-        self, server_name: str, path: str, method: str, kwargs: dict[str, Any]
-    ) -> ClientResponse:
-        kwargs = with_json_body(kwargs)
-        if type(kwargs.get("data")) in IN_PARTS:
-            kwargs = {**kwargs, "data": kwargs["data"].whole()}
-        return await self._request_over_http(server_name, path, method, kwargs)
-
     @cached_property
     def _is_observed(self) -> bool:
         return bool(self.global_config_dict.get(OBSERVABILITY_ENABLED_KEY_NAME))
@@ -242,9 +224,7 @@ class ServerClient(BaseModel):
 
     async def _redirected(self, response: LocalResponse, server_name: str, kwargs: dict[str, Any]) -> ClientResponse:
         """What comes of an answer that may lead elsewhere."""
-        if type(kwargs.get("data")) in IN_PARTS:
-            kwargs = {**kwargs, "data": kwargs["data"].whole()}
-        redirect = redirect_of(response, with_token(with_json_body(kwargs), self.auth_token))
+        redirect = redirect_of(response, with_token(kwargs, self.auth_token))
         if redirect is None:
             return response  # type: ignore[return-value]  # which is one to its callers
         method, url, kwargs = redirect
@@ -257,154 +237,9 @@ def _note_answer(log: CallLog | None, path: str, response: ClientResponse | Loca
         log.note_answer(response)
 
 
-def _asked_in_memory(
-    hosted: HostedApp, method: str, url: str, path: str, kwargs: dict[str, Any], address: Address
-) -> LocalRequest | None:
-    """The request that `kwargs` describe, to a server that lives here; None when only aiohttp can make it.
-
-    What the server takes as it is becomes no JSON on the way.
-    """
-    given = kwargs.get("json")
-    if given is not None and _PLAIN_CALL.issuperset(kwargs):
-        is_taken = isinstance(given, BaseModel) and takes_over(hosted, method, path, given)
-        body, content = (b"", given) if is_taken else (json_bytes(given), None)
-        return json_request(method.upper(), url, path, body, kwargs.get("cookies"), content, address)
-    if "json" in kwargs:
-        kwargs = with_json_body({**kwargs})
-    parts: Any = kwargs.get("data")
-    if type(parts) not in IN_PARTS:
-        return local_request(method, url, path, kwargs, address)
-    if not takes_over(hosted, method, path, parts):
-        return local_request(method, url, path, {**kwargs, "data": parts.whole()}, address)
-    request = local_request(method, url, path, {**kwargs, "data": parts.envelope}, address)
-    return None if request is None else request._replace(content=parts)
-
-
-class _Route(NamedTuple):
-    """What is the same in every request of a `RolloutSender` to one address."""
-
-    url: str
-    headers: RawHeaders
-    head: bytes
-    """Up to the value of `ATTEMPT_HEADER`, which only its length follows."""
-
-
-class _ParamsWrittenOnce:
-    """The long parameters that the repeats of one row have in common, written once for all of them."""
-
-    def __init__(self) -> None:
-        self._last: Any = None
-        self._written: bytes | None = None
-
-    def written(self, row: Any) -> Sequence[bytes]:
-        """What `json_bytes` makes of a row, in pieces; none if its parameters are short, or came up for the first time.
-
-        A null, which JSON has nowhere, stands for them meanwhile.
-        """
-        params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME) if type(row) is dict else None
-        if params is None or params is not self._last:
-            self._last, self._written = params, None
-            return ()
-        try:
-            if self._written is None:
-                self._written = orjson.dumps(params)
-            if len(self._written) < LONG_TEXT:
-                return ()
-            around = orjson.dumps({**row, RESPONSES_CREATE_PARAMS_KEY_NAME: _STAND_IN}).split(b"\0")
-        except TypeError:  # it is not for orjson to write
-            self._written = b""
-            return ()
-        return (around[0], self._written, around[1]) if len(around) == 2 else ()
-
-
-_STAND_IN = orjson.Fragment(b"\0")
-
-
-class RolloutSender:
-    """POSTs rollouts, each under its own name, to one path of the servers of a run.
-
-    `ServerClient.post` does the same. Most of what it does is the same for every rollout, and is done once here.
-    """
-
-    def __init__(self, client: ServerClient, path: str, headers: Mapping[str, str]) -> None:
-        """`headers` say that what follows is JSON, and all else but `ATTEMPT_HEADER`; call it inside a coroutine."""
-        self._client, self._path, self._headers = client, path, headers
-        self._routes: dict[str, _Route | None] = {}
-        self._repeated = _ParamsWrittenOnce()
-        self._replicas = client._addresses.replicas
-        self._loop = asyncio.get_running_loop()
-        self._timeout_s = current_settings(self._loop).http_total_timeout_s
-        self._is_plain = (
-            makes_its_calls(client)
-            and replaceable("get_global_aiohttp_client", get_global_aiohttp_client) is get_global_aiohttp_client
-            and CALL_LOG.get() is None
-            and rollout_header() is None
-        )
-
-    async def post(self, server_name: str, value: Any, name: str) -> ClientResponse:
-        """Send `value` as JSON to a server, for the rollout that is called `name`; raises what `ServerClient` does."""
-        address, base = self._client._address_of(server_name)
-        try:
-            route = self._routes[base]
-        except KeyError:
-            route = self._routes[base] = self._route(server_name, address, base)
-        if route is None or self._replicas.get(server_name):
-            named = {**self._headers, ATTEMPT_HEADER: name}
-            return await self._client.post(server_name=server_name, url_path=self._path, json=value, headers=named)
-        started_s = time.monotonic()
-        pieces, own = self._repeated.written(value), name.encode()
-        body = b"" if pieces else json_bytes(value)
-        length = b"%d" % (len(body) or sum(map(len, pieces)))
-        headers = [*route.headers, (_ATTEMPT, own), (b"content-length", length)]
-        head = b"%b%b%b%b\r\n\r\n" % (route.head, own, _LENGTH, length)
-        path = self._path
-        raw_path = path.encode()
-        request = LocalRequest("POST", route.url, path, raw_path, b"", headers, body, None, None, address, head, pieces)
-        try:
-            response = await transport_to_addresses(self._loop).exchange(request, self._timeout_s)
-        except TRANSPORT_ERRORS as error:
-            return await self._try_again(server_name, body or b"".join(pieces), name, FailedTry(error, started_s))
-        if response.status in REDIRECTS:
-            redirect = redirect_of(response, self._kwargs(body or b"".join(pieces), name))
-            if redirect is not None:
-                method, url, kwargs = redirect
-                return await send(method, lambda: url, kwargs, server_name=server_name, internal=True)
-        return cast(ClientResponse, response)
-
-    def _kwargs(self, body: bytes, name: str) -> dict[str, Any]:
-        """What aiohttp would be told."""
-        return with_token({"data": body, "headers": {**self._headers, ATTEMPT_HEADER: name}}, self._client.auth_token)
-
-    async def _try_again(self, server_name: str, body: bytes, name: str, failed: FailedTry) -> ClientResponse:
-        def choose() -> str:
-            return self._client._address_of(server_name)[1] + self._path
-
-        kwargs = self._kwargs(body, name)
-        return await send("POST", choose, kwargs, server_name=server_name, internal=True, failed=failed)
-
-    def _route(self, server_name: str, address: Address, base: str) -> _Route | None:
-        """The way to an address; None for a server that lives here, and where somebody else makes the calls."""
-        if not self._is_plain or find_local_app(server_name, address) is not None:
-            return None
-        request = local_request("POST", base, self._path, self._kwargs(b"", ""), address)
-        if request is None or request.path != self._path or request.query:
-            return None
-        head, end = message_of(request)[0], _LENGTH + b"0\r\n\r\n"
-        return _Route(request.url, request.headers[:-2], head.removesuffix(end)) if head.endswith(end) else None
-
-
-_OWN_CALLS = (ServerClient.post, ServerClient.request)
-_OWN_REQUEST = ServerClient.request
-
-
 def makes_its_calls(client: ServerClient) -> bool:
-    """Whether a client makes its calls as this module does: nobody stands in for it, or for a part of it."""
-    kind = type(client)
-    return (getattr(kind, "post", None), getattr(kind, "request", None)) == _OWN_CALLS
-
-
-_ATTEMPT = ATTEMPT_HEADER.encode()
-_LENGTH = b"\r\ncontent-length: "
+    """Return False; programs ask it before they go around a client."""
+    return False
 
 
 async def _send_to_one_of(

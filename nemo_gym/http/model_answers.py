@@ -31,24 +31,14 @@ from nemo_gym.http.errors import (
     readable,
 )
 from nemo_gym.http.request import json_bytes
-from nemo_gym.schemas.openai_responses import NeMoGymResponse
-from nemo_gym.schemas.token_lists import fill_in_response, read_around_texts
-from nemo_gym.schemas.wire import LONG_BYTES, LONG_TEXT, TOKEN_FIELDS, ListsBeside
 
-_TOKEN_IDS = TOKEN_FIELDS[0].encode()
 _Answer = TypeVar("_Answer", bound=BaseModel)
-_Response = TypeVar("_Response", bound=NeMoGymResponse)
 
 _UNKNOWN_MODEL = re.compile(
     r"model_not_found|invalid_model|DeploymentNotFound|(?:unknown|invalid|unsupported|no such) model"
     r"|model\b.{0,200}?\b(?:not found|does not exist|is unknown|not available)",
     re.IGNORECASE | re.DOTALL,
 )
-_USAGE = b'"usage"'
-_WHOLE_USAGE = re.compile(
-    rb'"usage"\s*:\s*\{[^{}]*"input_tokens_details"\s*:\s*\{[^{}]*"cached_tokens"\s*:\s*\d[^{}]*\}'
-    rb'[^{}]*"output_tokens_details"\s*:\s*\{[^{}]*"reasoning_tokens"\s*:\s*\d'
-).match
 _ESCAPE = re.compile(
     rb"\\(?:u(?:(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?P<half>[dD][89a-fA-F][0-9a-fA-F]{2}))?|.)",
     re.DOTALL,
@@ -58,27 +48,22 @@ _ESCAPE = re.compile(
 class JsonObject(dict[str, Any]):
     """An answer of an endpoint, with the bytes it was read from for those who pass it on."""
 
-    def __init__(self, content: Mapping[str, Any], raw: bytes, beside: ListsBeside | None = None) -> None:
-        """`beside` is the same with its long texts beside it, if it was read so."""
+    def __init__(self, content: Mapping[str, Any], raw: bytes) -> None:
         super().__init__(content)
         self.raw = raw
-        self.beside = beside
 
 
-def read_json(body: bytes) -> tuple[Any, bytes, ListsBeside | None]:
-    """What `body` says, the body to pass on, and the same with its long texts beside it, if it was read so.
+def read_json(body: bytes) -> tuple[Any, bytes]:
+    """Return what `body` says, and the body to pass on.
 
     Raises:
         orjson.JSONDecodeError: it is not JSON.
     """
     try:
-        if len(body) < LONG_TEXT:
-            return orjson.loads(body), body, None
-        content, beside = read_around_texts(body)
+        return orjson.loads(body), body
     except orjson.JSONDecodeError:
         whole = without_half_pairs(body)
-        return orjson.loads(whole), whole, None
-    return content, body, beside
+        return orjson.loads(whole), whole
 
 
 def without_half_pairs(body: bytes) -> bytes:
@@ -97,7 +82,7 @@ def validated_json(answer_type: type[_Answer], body: bytes) -> _Answer:
         return answer_type.model_validate_json(body)
     except ValidationError as error:
         try:
-            content, _, _ = read_json(body)
+            content, _ = read_json(body)
         except ValueError:
             raise error from None
         return answer_type.model_validate(with_whole_calls(content))
@@ -217,37 +202,6 @@ class errors_explained:  # noqa: N801 - reads as the function it would be, at a 
             raise explained from error
 
 
-def validated_as_it_is(answer_type: type[_Response], raw: bytes) -> _Response | None:
-    """What an endpoint answered as `answer_type`, if it is a response that agents can be given to the letter.
-
-    None: it has to be read, and looked at more closely. Many endpoints tell no details of the usage, and send null for
-    the content of reasoning. In JSON a name in quotes is never a part of a text, whose quotes have a backslash.
-    """
-    place = raw.find(_USAGE)
-    if not _is_short(raw) or raw.find(_USAGE, place + 1) >= 0 or place < 0 or not _WHOLE_USAGE(raw, place):
-        return None
-    try:
-        validated: _Response = answer_type.__pydantic_validator__.validate_json(raw)  # a step less than its own method
-    except ValidationError:
-        return None
-    for item in validated.output:
-        if _says_null(item, "content"):
-            return None
-    return validated
-
-
-def _says_null(model: BaseModel, name: str) -> bool:
-    """Whether null was given for a field, declared or not."""
-    if name not in model.__pydantic_fields_set__:
-        return False
-    return (model.__dict__ if name in model.__dict__ else model.__pydantic_extra__ or {}).get(name, 0) is None
-
-
-def _is_short(raw: bytes) -> bool:
-    """Whether to parse an answer a second time, or as a whole, costs next to nothing."""
-    return len(raw) < LONG_BYTES and raw.find(_TOKEN_IDS) < 0
-
-
 def validated_answer(answer_type: type[_Answer], answer: Any, settings: EndpointSettings) -> _Answer:
     """What the endpoint answered, as `answer_type`.
 
@@ -265,14 +219,6 @@ def validated_answer(answer_type: type[_Answer], answer: Any, settings: Endpoint
 
 def _validated(answer_type: type[_Answer], answer: Any) -> _Answer:
     try:
-        # what is long is not parsed a second time
-        if isinstance(answer, JsonObject):
-            if _is_short(answer.raw):
-                return answer_type.model_validate_json(answer.raw)
-            if answer.beside is not None and _TOKEN_IDS not in answer.beside.envelope:
-                validated = answer_type.model_validate_json(answer.beside.envelope)
-                if isinstance(validated, NeMoGymResponse) and fill_in_response(validated, answer.beside.lists):
-                    return validated
         return answer_type.model_validate(answer)
     except ValidationError:
         mended = with_whole_calls(answer)

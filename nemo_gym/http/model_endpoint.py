@@ -14,7 +14,6 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import cached_property, lru_cache
 from typing import Any
@@ -174,12 +173,6 @@ class NeMoGymAsyncOpenAI(BaseModel):
         """`POST /responses`."""
         return await self._call("POST", f"{self._root}/responses", {"json": body})
 
-    def create_response_unread(self, body: bytes, about: Mapping[str, Any]) -> "Awaitable[UnreadAnswer]":
-        """`POST /responses`, for who may have no use for dicts: `about` has what limits the answer."""
-        call: Any = self._call("POST", f"{self._root}/responses", {"data": body}, about, unread=True)
-        made: Awaitable[UnreadAnswer] = call
-        return made
-
     async def create_tokenize(self, **body: Any) -> dict[str, Any]:
         """`POST /tokenize`, which lives beside `/v1`."""
         return await self._call("POST", f"{self._root.removesuffix('/v1')}{_TOKENIZE}", {"json": body})
@@ -236,12 +229,9 @@ class NeMoGymAsyncOpenAI(BaseModel):
         method: str,
         url: str,
         kwargs: dict[str, Any],
-        about: Mapping[str, Any] | None = None,
-        *,
-        unread: bool = False,
     ) -> dict[str, Any]:
-        loop, body = asyncio.get_running_loop(), kwargs.get("json") if about is None else about
-        settings, contact, pacer = current_settings(loop), self.contact, self.pacer
+        body = kwargs.get("json")
+        settings, contact, pacer = current_settings(), self.contact, self.pacer
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
         timeout = _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s)
         query = {"params": self.default_query} if self.default_query else {}
@@ -260,7 +250,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
                         waited_s = await contact.wait_for(turn)
                         tries.excuse(waited_s)
                         tried_since_s += waited_s
-                    answer: dict[str, Any] = await _attempt(loop, call, kwargs, turn, unread=unread)
+                    answer: dict[str, Any] = await _attempt(call, kwargs, turn)
                     contact.has_answered, contact.failure = True, ""
                     return answer
                 except ServerResponseError as error:
@@ -300,25 +290,8 @@ def _asks_model(call: Call) -> bool:
     return call.method == "POST" and not call.url.endswith(_TOKENIZE)
 
 
-class UnreadAnswer:
-    """An answer of an endpoint that need not be parsed."""
-
-    __slots__ = ("_content", "_response", "raw")
-
-    def __init__(self, response: Any, raw: bytes, content: Any) -> None:
-        self._response = response
-        self.raw = raw
-        self._content = content
-
-    def read(self) -> Any:
-        """What `NeMoGymAsyncOpenAI` returns of it; raises what that raises."""
-        return _content_of(self._response, self.raw, None) if self._content is None else self._content
-
-
-async def _attempt(
-    loop: asyncio.AbstractEventLoop, call: Call, kwargs: dict[str, Any], turn: Turn | None, *, unread: bool
-) -> Any:
-    response = await try_once(call.method, call.url, kwargs, whole=True, loop=loop)
+async def _attempt(call: Call, kwargs: dict[str, Any], turn: Turn | None) -> Any:
+    response = await try_once(call.method, call.url, kwargs, whole=True)
     if isinstance(response, LocalResponse):
         body = await response.read()
     else:
@@ -326,19 +299,13 @@ async def _attempt(
             body = await response.read()
     if not response.ok:
         raise response_error(response, body)
-    content = None if unread and turn is None else _content_of(response, body, turn)
-    return UnreadAnswer(response, body, content) if unread else content
-
-
-def _content_of(response: Any, body: bytes, turn: Turn | None) -> Any:
-    beside = None
     try:
-        content, body, beside = read_json(body)
+        content, body = read_json(body)
     except orjson.JSONDecodeError:
         content = parse_json(body, response)
     if turn is not None:
         turn.answered(content, response.headers)
-    return JsonObject(content, body, beside) if isinstance(content, dict) else content
+    return JsonObject(content, body) if isinstance(content, dict) else content
 
 
 def retry_after_s(headers: Any, now_s: float | None = None) -> float:

@@ -16,7 +16,6 @@ import errno
 import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import aiohttp
 import orjson
 from aiohttp import ClientResponse, ClientTimeout
 from multidict import CIMultiDict, CIMultiDictProxy
-from pydantic import BaseModel, PlainSerializer, SerializeAsAny, WrapSerializer
+from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 from yarl import URL
 
@@ -58,14 +57,6 @@ from nemo_gym.http.transports.session import (
 )
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
-from nemo_gym.schemas.wire import (
-    LONG_BYTES,
-    LONG_PARTS,
-    WRITTEN_BY_US,
-    with_account_unread,
-    with_lists_unread,
-    with_parts_unread,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +80,6 @@ _FOR_ANYONE = frozenset(
 _OF_ONE_ORIGIN = frozenset({"auth", "cookies"})
 _SHORTEST_SECRET = 6
 """What is shorter is no secret worth the name, and would turn up in any text."""
-_END_OF_ACCOUNT = b"]}}"
 
 
 class Call(NamedTuple):
@@ -173,13 +163,8 @@ async def send(
         await asyncio.sleep(pause_s)
 
 
-async def try_once(
-    method: str, url: str, kwargs: dict[str, Any], *, whole: bool, loop: asyncio.AbstractEventLoop | None = None
-) -> ClientResponse:
-    """Send one request once, and wherever it is redirected; `whole`: its answer is of no use before it is complete.
-
-    `loop` is the running one, for who has it at hand.
-    """
+async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool) -> ClientResponse:
+    """Send one request once, and wherever it is redirected; `whole`: its answer is of no use before it is complete."""
     client_of_loop = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)
     if client_of_loop is not get_global_aiohttp_client:
         return await client_of_loop().request(method=method, url=url, **kwargs)
@@ -191,8 +176,8 @@ async def try_once(
         if target is None or request is None:
             answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
         else:
-            timeout_s = request.timeout_s or current_settings(loop).http_total_timeout_s
-            answer = await transport_to_addresses(loop).exchange(request, timeout_s)  # type: ignore[assignment]
+            timeout_s = request.timeout_s or current_settings().http_total_timeout_s
+            answer = await transport_to_addresses().exchange(request, timeout_s)  # type: ignore[assignment]
         redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
         if redirect is None:
             return answer
@@ -312,86 +297,9 @@ def json_bytes(value: Any) -> bytes:
     if type(value).model_dump is not BaseModel.model_dump:
         return json_bytes(value.model_dump(exclude_unset=True))
     try:
-        return value.__pydantic_serializer__.to_json(value, exclude_unset=True)
+        return value.model_dump_json(exclude_unset=True).encode()
     except PydanticSerializationError:  # of half a surrogate pair
         return json_bytes(value.model_dump(exclude_unset=True))
-
-
-class SharedJson:
-    """The JSON of a request that is being answered, made at most once for all who want it meanwhile."""
-
-    __slots__ = ("_content", "_token", "made")
-
-    def __init__(self, content: BaseModel) -> None:
-        self._content = content
-        self.made: bytes | None = None
-
-    def __enter__(self) -> "SharedJson":
-        self._token = _SHARED.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _SHARED.reset(self._token)
-
-    def is_of(self, content: BaseModel) -> bool:
-        """Whether it is the JSON of this very object."""
-        return content is self._content
-
-
-_SHARED: ContextVar[SharedJson | None] = ContextVar("nemo_gym_shared_json", default=None)
-
-
-def request_json(content: BaseModel) -> bytes:
-    """What `json_bytes` makes of a request, in half the time: that tries which of many kinds an item is.
-
-    Inside a `SharedJson` of the request, what was made for somebody else is what was made for all.
-    """
-    shared = _SHARED.get()
-    if shared is None or not shared.is_of(content):
-        return _request_json(content)
-    if shared.made is None:
-        shared.made = _request_json(content)
-    return shared.made
-
-
-def _request_json(content: BaseModel) -> bytes:
-    try:
-        return orjson.dumps(content, _set_fields, _AS_PYDANTIC_WRITES)
-    except TypeError:
-        return json_bytes(content)
-
-
-def _set_fields(value: Any) -> dict[str, Any]:
-    kind = type(value)
-    if kind not in _PLAIN:
-        if not _writes_nothing_itself(kind):
-            raise TypeError
-        _PLAIN.add(kind)
-    fields: dict[str, Any] = value.__dict__
-    names = value.__pydantic_fields_set__
-    if len(names) < len(fields):
-        fields = {name: fields[name] for name in fields if name in names}
-    return {**fields, **value.__pydantic_extra__} if value.__pydantic_extra__ else fields
-
-
-def _writes_nothing_itself(kind: type) -> bool:
-    """Whether JSON of a type is that of its fields, all of them."""
-    if not issubclass(kind, BaseModel) or kind.model_dump is not BaseModel.model_dump:
-        return False
-    own = kind.__pydantic_decorators__
-    if own.field_serializers or own.model_serializers or own.computed_fields:
-        return False
-    fields = kind.model_fields.values()
-    return not any(field.exclude or any(isinstance(each, _SERIALIZERS) for each in field.metadata) for field in fields)
-
-
-_SERIALIZERS = (PlainSerializer, WrapSerializer, SerializeAsAny)
-_PLAIN: set[type] = set()
-"""Types of which that is known."""
-_AS_PYDANTIC_WRITES = (
-    orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-)
-"""What the two would write in different ways is not written by orjson."""
 
 
 def _encoded_slowly(value: Any, error: TypeError) -> bytes:
@@ -470,27 +378,6 @@ def without_sent_secrets(body: bytes, response: ClientResponse) -> bytes:
 async def get_response_json(response: ClientResponse) -> Any:
     """The body of an answer, read as JSON whatever its content type."""
     return parse_json(await whole_body(response), response)
-
-
-async def get_json_to_store(response: ClientResponse) -> Any:
-    """The same for whoever only stores it: what is long, and our writing, stays as it is written.
-
-    That is an agent's account of a rollout, or else long texts and lists.
-    """
-    body = getattr(response, "whole_body", None)
-    if body is None:
-        body = await whole_body(response)
-    stored = None
-    if body[-3:] == _END_OF_ACCOUNT:
-        stored = with_account_unread(body, getattr(response, "raw_headers", ()))
-    if (
-        stored is None
-        and len(body) >= LONG_BYTES
-        and WRITTEN_BY_US in (headers := getattr(response, "raw_headers", ()))
-    ):
-        long = dict(headers).get(LONG_PARTS)
-        stored = with_lists_unread(body) if long is None else with_parts_unread(body, long)
-    return parse_json(body, response) if stored is None else stored
 
 
 async def whole_body(response: ClientResponse) -> bytes:

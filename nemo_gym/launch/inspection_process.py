@@ -45,7 +45,7 @@ from nemo_gym.servers.base import (
     misspelt_settings,
     one_server_class,
 )
-from nemo_gym.servers.routes import row_faults
+from nemo_gym.servers.json_route import row_faults
 
 _NOBODY_NEEDS_TO_READ = {*BaseRunServerTypeConfig.model_fields, "isolation", "verified", "verified_url"}
 _DESCRIBES = {"description", "value", "license"}

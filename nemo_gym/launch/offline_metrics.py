@@ -41,7 +41,6 @@ from nemo_gym.process_inputs import running_as
 from nemo_gym.runs.record import Result
 from nemo_gym.schemas.server_config import ServerInstanceConfig
 from nemo_gym.servers.base import SimpleServer, one_server_class
-from nemo_gym.servers.direct import DirectLane
 
 logger = logging.getLogger(__name__)
 
@@ -182,13 +181,13 @@ class OfflineAgents:
             with contextlib.redirect_stdout(sys.stderr), running_as(name), load_server_class(instance) as server_class:
                 config = server_class.load_config_from_global_config()
                 server = server_class(config=config, server_client=_InMemoryClient.of(self))
-                lane = DirectLane(server.complete_app(), name)
+                app = server.complete_app()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an author's code may raise anything
             return NotBuiltError(
                 f"{instance.SERVER_TYPE}/{instance.implementation}, the class of {name!r}, cannot be built here: "
                 f"{type(error).__name__}: {error}"
             )
-        return _Built(server, HostedApp(name, lane, frozenset(), direct=lane))
+        return _Built(server, HostedApp(name, app, frozenset()))
 
     def _server_with_hooks(self, agent: str) -> AggregateMetricsMixin | None:
         """The agent, or the resources server it forwards to; None when its class goes its own ways."""

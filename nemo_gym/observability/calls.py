@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_gym.config_types import ModelServerRef
 from nemo_gym.jsonl import is_deeper
-from nemo_gym.observability.store import CaptureStore, apart
+from nemo_gym.observability.store import CaptureStore
 
 Ending = Literal["complete", "incomplete", "error"]
 _RESPONSE_ENDS: dict[str, Ending] = {
@@ -204,35 +204,6 @@ def _fields(
         "latency_total_ms": noted("latency_ms"),
         "latency_ttft_ms": noted("latency_ttft_ms"),
     }
-
-
-class UnreadCall(NamedTuple):
-    """A captured call, what was asked as it is written."""
-
-    fields: dict[str, Any]
-    """Without payloads."""
-    request: bytes
-    response: dict[str, Any]
-    """To be written: the tools in it may be a fragment."""
-
-
-def left_unread(content: bytes) -> list[UnreadCall] | None:
-    """The calls in a file of captured ones, whose requests are not read; None unless all can be taken apart so.
-
-    Raises:
-        ValueError, LookupError: they only look as if they could.
-    """
-    parts = apart(content)
-    if parts is None:
-        return None
-    calls = []
-    for number, (exchange, request) in enumerate(zip(parts.exchanges, parts.requests, strict=True)):
-        response = exchange["response"]
-        fields = _fields(exchange, response, {}, number, {})
-        if fields["model"] is None or next(reversed(exchange)) != "response":
-            return None
-        calls.append(UnreadCall(fields, request, response))
-    return calls
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -18,13 +18,13 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, ValidationError, model_validator
 
 from nemo_gym.errors import ConfigError
-from nemo_gym.jsonl import Unread, parse
+from nemo_gym.jsonl import parse
 from nemo_gym.keys import (
     CAPTURE_KEY,
     MODEL_CALL_CAPTURE_DIR_KEY_NAME,
@@ -46,10 +46,6 @@ PAYLOADS = ("request", "response", "request_raw", "response_raw")
 """What was asked of a model and said by it, in a captured call."""
 _FIT_ID = re.compile(r"[A-Za-z0-9._-]+")
 _PORTION_BYTES = 1 << 16
-_ASKED, _SAID = b'\t"request":{', b'\t"response":{'
-_TOOLS = b'"tools":'
-_MANY_BYTES = 100
-"""From which on it pays to read what is repeated only once."""
 _SHARED = "model_call_capture_rollout_id_shared"
 _SHARED_WORDS = (
     "rollouts are made at the same time under the same %s, such as %r, so the calls of one cannot be told from those "
@@ -202,63 +198,6 @@ class CaptureStore:
                     os.unlink(path)  # noqa: PTH108 - cheaper
 
 
-class Apart(NamedTuple):
-    """The lines of a file of captured calls, taken apart."""
-
-    exchanges: list[dict[str, Any]]
-    """Without their requests; the tools of an answer may be a fragment."""
-    requests: list[bytes]
-    """As they are written."""
-
-
-def apart(content: bytes) -> Apart | None:
-    """Lines whose requests are our own writing, without and for these; None unless all lines are of that kind.
-
-    Where a line broke off, and another goes on, what follows a tab is not what should, or the rest is no JSON.
-
-    Raises:
-        ValueError, LookupError: they only look as if they were.
-    """
-    read, unread, start = [], [], 0
-    while (asked := content.find(b"\t", start)) >= 0:
-        said = content.find(b"\t", asked + 1)
-        end = content.find(b"\n", said)
-        if not 0 < said < end or not (content.startswith(_ASKED, asked) and content.startswith(_SAID, said)):
-            return None
-        read.append(content[start:asked] + content[said:end])
-        unread.append(content[asked + len(_ASKED) - 1 : said - 1])
-        start = end + 1
-    return Apart(_exchanges(read), unread) if unread and start == len(content) else None
-
-
-def _exchanges(written: list[bytes]) -> list[dict[str, Any]]:
-    """Exchanges without what was asked; tools that all answers repeat, often most of them, are read once.
-
-    Raises:
-        ValueError, LookupError: as `apart`.
-    """
-    first = orjson.loads(written[0])
-    tools = orjson.dumps(first["response"].get("tools"))
-    shorter = [less for line in written[1:] if (less := _without_tools(line, tools)) is not None]
-    if len(tools) < _MANY_BYTES or len(shorter) < len(written) - 1:
-        return [first, *orjson.loads(b"[%b]" % b",".join(written[1:]))]
-    others = orjson.loads(b"[%b]" % b",".join(shorter))
-    for exchange in others:
-        if exchange["response"]["tools"] is not None:
-            raise LookupError("what looks like the tools of an answer stands elsewhere in it")
-        exchange["response"]["tools"] = orjson.Fragment(tools)
-    return [first, *others]
-
-
-def _without_tools(line: bytes, tools: bytes) -> bytes | None:
-    """A line with null for its tools; None unless they are there, once, and these."""
-    start = line.find(_TOOLS) + len(_TOOLS)
-    end = start + len(tools)
-    if not line.startswith(tools, start) or line.find(_TOOLS, end) >= 0:
-        return None
-    return b"%bnull%b" % (line[:start], line[end:])
-
-
 def _fit(rollout_id: str) -> str:
     if not _FIT_ID.fullmatch(rollout_id):
         raise ValueError(f"Invalid rollout id {rollout_id!r}: letters, digits, `.`, `_` and `-` are allowed")
@@ -367,10 +306,6 @@ class Observing:
             return
         task_id = task_id_of(row, record)
         is_shared = self._note_end(rollout_id)
-        if isinstance(account := record.get(TRAJECTORY_KEY), Unread):
-            if not is_shared and trajectories.fold_unread(record, self._stores, task_id, rollout_id):
-                return
-            record[TRAJECTORY_KEY] = parse(account.written)
         with_payloads = trajectories.keeps_history(record)
         trajectories.merge_model_call_capture_into_record(
             record, self._folders, include_payloads=with_payloads, rollout_id=rollout_id

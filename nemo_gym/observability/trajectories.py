@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from nemo_gym.jsonl import Unread
 from nemo_gym.keys import CAPTURE_KEY, OBSERVATIONS_KEY, OBSERVED_KEYS, TRAJECTORY_KEY
-from nemo_gym.observability.calls import ModelCallRecord, UnreadCall, call_fields, left_unread, summed
+from nemo_gym.observability.calls import ModelCallRecord, call_fields, summed
 from nemo_gym.observability.store import PAYLOADS, CaptureStore
 from nemo_gym.rollout_correlation import maybe_rollout_id_from_run_body
 from nemo_gym.rollout_observability import (
@@ -115,75 +112,6 @@ def trajectory_of(record: Mapping[str, Any], task_id: str, rollout_id: str) -> F
         "gaps": list(unique.values()),
     }
     return _shape(task_id, rollout_id, **made)
-
-
-def fold_unread(record: Fields, stores: list[CaptureStore], task_id: str, rollout_id: str) -> bool:
-    """Fold what our own servers have written, most of which nobody has to read; whether it was as plain as that.
-
-    The record, which has an agent's account that is not read, is left as it is unless it was.
-    """
-    if len(stores) != 1 or OBSERVATIONS_KEY in record:
-        return False
-    try:
-        calls = left_unread(stores[0].content(rollout_id))
-        if calls is None or stores[0].is_incomplete(rollout_id):
-            return False
-        written = _written_with_calls(record[TRAJECTORY_KEY].written, task_id, rollout_id, calls)
-    except (OSError, ValueError, LookupError, TypeError):  # whoever reads all of it can say what is wrong
-        return False
-    if written is None:
-        return False
-    fields = [call.fields for call in calls]
-    record[TRAJECTORY_KEY] = Unread(written)
-    record[CAPTURE_KEY] = {"rollout_id": rollout_id, "metrics": summed(fields), "calls": fields}
-    return True
-
-
-def _written_with_calls(account: bytes, task_id: str, rollout_id: str, captured: list[UnreadCall]) -> bytes | None:
-    """What `trajectory_of` makes of an account that an agent of ours has written, and of its calls; None if it is odd.
-
-    Raises:
-        ValueError, LookupError, TypeError: it is odder than that.
-    """
-    names = orjson.dumps(task_id), orjson.dumps(rollout_id)
-    cut = account.rfind(_BEFORE_TOOLS)
-    if not account.startswith(b'{"schema_version":"1.0","task_id":%b,"rollout_id":%b,"invocations":[{' % names):
-        return None
-    times = [call.fields["started_at"] for call in captured]
-    told = _with_calls_named(account[:cut], captured)
-    if told is None or cut < 0 or times != sorted(times):  # then turns may have to be sorted
-        return None
-    after = account[cut + len(_BEFORE_TOOLS) :]
-    rest = orjson.loads(b'{"tool_calls":[' + after)
-    tools, gaps = rest["tool_calls"], rest["gaps"]
-    if len({tool["tool_call_id"] for tool in tools if tool["output"] is not None}) < len(tools):
-        return None
-    unique = {(each["code"], each["invocation_id"], each["detail"]) for each in gaps}
-    if len(unique) < len(gaps) or len(rest) > 2 or _REDACTED in {code for code, _, _ in unique}:
-        return None
-    calls = [_call_with(call.fields, orjson.Fragment(call.request), call.response) for call in captured]
-    return b"".join((*told, b'],"model_calls":', orjson.dumps(calls), b',"tool_calls":[', after))
-
-
-def _with_calls_named(account: bytes, captured: Iterable[UnreadCall]) -> list[bytes] | None:
-    """The beginning of an account in pieces, with names for the calls it refers to; None unless each is one of them."""
-    named: dict[bytes, bytes | None] = {}
-    usual = 0
-    for call, _, _ in captured:
-        ref = orjson.dumps({"model_ref": call["model_ref"], "response_id": call["response_id"]})[1:]
-        named[ref] = None if ref in named else b'{"model_call_id":%b,' % orjson.dumps(call["model_call_id"])
-        usual = len(ref)
-    first, *others = account.split(_UNNAMED)
-    pieces = [first]
-    for other in others:
-        end = usual
-        if (name := named.get(other[:usual])) is None:  # another may be longer
-            end = other.find(b"}", other.find(b"}") + 1) + 1
-            name = named.get(other[:end])
-        if name is None or other.startswith(_SILENT, end):
-            return None
-        pieces += (name, other)
-    return pieces if others else None
 
 
 def _producer(given: Any, task_id: str, rollout_id: str, gaps: list[Fields]) -> Fields:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from nemo_gym.errors import FileProblemError, GymError, file_problem
-from nemo_gym.jsonl import newlines_in, to_pieces
+from nemo_gym.jsonl import newlines_in, to_line
 from nemo_gym.paths import make_folder, open_own, sync_folder
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.lock import OutputLock
@@ -116,7 +116,7 @@ class RolloutStore:
         Raises:
             StoreError: it could not be written; the file is as it was before.
         """
-        line = to_pieces(stamp(row, result))
+        line = to_line(stamp(row, result))
         outcome = outcome_of(result)
         if outcome is not Outcome.DISCARDED:
             self._file_of[outcome].append(line)
@@ -217,27 +217,19 @@ class _AppendFile:
             os.close(self._descriptor)
             raise
 
-    def append(self, line: Sequence[bytes | memoryview]) -> None:
-        """Write a line, given in pieces, at once."""
+    def append(self, line: bytes) -> None:
+        """Write a line at once."""
         self.check_place()
-        length = sum(map(len, line))
         try:
-            written = os.write(self._descriptor, line[0]) if len(line) == 1 else self._write_pieces(line)
-            if written < length:  # the disk is full, or a signal came
-                rest = memoryview(b"".join(line))[written:]
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+            rest = memoryview(line)
+            while rest:  # more than once if the disk is full, or a signal came
+                rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
             with suppress(OSError):  # then the line is torn, which resuming repairs
                 os.ftruncate(self._descriptor, self._end)
             raise StoreError(f"cannot write to {self.path}: {error.strerror}; {_SAFE}") from error
-        self._end += length
+        self._end += len(line)
         self.lines += 1
-
-    def _write_pieces(self, line: Sequence[bytes | memoryview]) -> int:
-        if len(line) > _MOST_PIECES or not hasattr(os, "writev"):
-            return os.write(self._descriptor, b"".join(line))
-        return os.writev(self._descriptor, line)
 
     def check_place(self) -> None:
         """Writing to a file that was removed succeeds, and nobody will ever read it; one that was cut has lost lines.

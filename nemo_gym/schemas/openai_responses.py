@@ -19,7 +19,7 @@ from nemo_gym.schemas.openai_items import (
     NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
 )
-from nemo_gym.schemas.wire import OrObject, TextOrList, WireModel, fastapi_body, fields_of, shallow_copy
+from nemo_gym.schemas.wire import OrObject, TextOrList, WireModel, fastapi_body, fields_of
 
 _DETAILS = frozenset({"input_tokens_details", "output_tokens_details"})
 _Counts = TypeVar("_Counts", bound=WireModel)
@@ -95,31 +95,11 @@ class NeMoGymResponseUsage(WireModel):
 
 
 def _add_usages(left: NeMoGymResponseUsage, right: NeMoGymResponseUsage) -> NeMoGymResponseUsage:
-    total = _plain_sum(left, right)
-    if total is not None:
-        sums = [_plain_sum(getattr(left, name), getattr(right, name)) for name in _DETAILS]
-        if None not in sums:
-            total.__dict__.update(zip(_DETAILS, sums, strict=True))
-            return total
     details = {
         "input_tokens_details": _added(left.input_tokens_details, right.input_tokens_details),
         "output_tokens_details": _added(left.output_tokens_details, right.output_tokens_details),
     }
     return type(left).model_validate({**_added(left, right), **details})
-
-
-def _plain_sum(left: _Counts, right: WireModel) -> _Counts | None:
-    """`_added` as a model, in a third of the time; None if there are other counts than the documented ones."""
-    if type(left) is not type(right) or left.__pydantic_extra__ or right.__pydantic_extra__:
-        return None
-    total = shallow_copy(left)
-    theirs = right.__dict__
-    for name, count in left.__dict__.items():
-        if type(count) is int and type(theirs.get(name)) is int:
-            total.__dict__[name] = count + theirs[name]
-        elif name not in _DETAILS:
-            return None
-    return total
 
 
 def _added(left: WireModel, right: WireModel) -> dict[str, int]:
@@ -179,8 +159,6 @@ class NeMoGymResponseCreateParamsNonStreaming(BaseModel):
     """What to ask a model. Unknown parameters are an error; a vendor's own go into `metadata.extra_body`."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
-
-    __copy__ = shallow_copy
 
     background: bool | None = None
     include: list[str] | None = None

@@ -6,8 +6,8 @@ such a page can send without asking us first, which we never grant. A page whose
 rebinding) gives itself away by that name in `Host`; with a token it gets nowhere, so only without one names matter.
 
 `GET /` and `GET /health` need no token: they say that the server is up. Nor does asking the server to prove that it
-knows the token, which our clients do before they show it. A call in memory comes from the process
-itself and is admitted by its transport, with a mark in the ASGI scope that no HTTP request can set.
+knows the token, which our clients do before they show it. Calls in memory come from the process itself and are not
+checked.
 """
 
 import asyncio
@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from starlette.routing import Match, Mount, compile_path
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from nemo_gym.config.hosts import is_address, machine_names, names_in_config, plain_name
 from nemo_gym.config.secrets import CHALLENGE_HEADER, PROOF_PATH, auth_token, proof_of
 from nemo_gym.http.errors import ERROR_CLASS_HEADER, ERROR_SERVER_HEADER, ERROR_STATUS_HEADER
-from nemo_gym.http.transports.memory import ADMITTED
 from nemo_gym.keys import ALLOWED_HOSTS_KEY_NAME, AUTH_TOKEN_KEY_NAME
-from nemo_gym.servers.middleware import json_response
+from nemo_gym.servers.failures import json_response
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +50,11 @@ class Refusal(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-class AuthMiddleware:
-    """Lets calls through that may be made.
+class CallerCheck:
+    """Decides which requests a server answers."""
 
-    It belongs around every app: around what listens on a socket, before any of the body is read, and into the app
-    itself, for those that another launcher serves. What one of them has let through, the other does not look at again.
-    """
-
-    def __init__(self, app: ASGIApp, config: Mapping[Any, Any], instance_name: str, described_by: FastAPI) -> None:
+    def __init__(self, config: Mapping[Any, Any], instance_name: str, described_by: FastAPI) -> None:
         """`config` is the run's, `described_by` knows which bodies the endpoints take."""
-        self.app = app
         token = auth_token(config)
         self._token = None if token is None else token.encode()
         self._instance_name = instance_name
@@ -68,28 +62,26 @@ class AuthMiddleware:
         self._bodies = DeclaredBodies(described_by)
         self._refused = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] == "lifespan" or ADMITTED in scope:
-            await self.app(scope, receive, send)
-            return
+    async def admit(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+        """Return how to receive the body of a request that may be made; None if it has been answered here."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         refusal = self._foreign_page(headers)
         if refusal is None and self._token is None and headers.get(b"host") not in self._hosts.seen:
             refusal = await self._unknown_host(headers[b"host"], scope)
         if refusal is None and self._token is not None and not self._carries_token(headers):
             if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS:
-                await (self._prove if scope["path"] == PROOF_PATH else self.app)(scope, receive, send)
-                return
+                if scope["path"] != PROOF_PATH:
+                    return receive
+                await self._prove(scope, receive, send)
+                return None
             refusal = self._no_token()
         if refusal is None and headers.get(b"content-type") != _JSON and scope["type"] == "http":
             receive, is_empty = await _look_at_body(headers, receive)
             refusal = None if is_empty else self._other_body(headers, scope)
         if refusal is not None:
             await self._refuse(refusal, scope, receive, send)
-            return
-        scope[ADMITTED] = True
-        await self.app(scope, receive, send)
+            return None
+        return receive
 
     def _foreign_page(self, headers: dict[bytes, bytes]) -> Refusal | None:
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")

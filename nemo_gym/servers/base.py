@@ -19,7 +19,6 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.middleware import Middleware
 
 from nemo_gym.config.instances import readable_errors
 from nemo_gym.config_types import BaseRunServerInstanceConfig
@@ -32,13 +31,14 @@ from nemo_gym.keys import NEMO_GYM_LOG_DIR_KEY_NAME, SESSION_SECRET_KEY_NAME
 from nemo_gym.log import prefix_output
 from nemo_gym.paths import RESULTS_DIR
 from nemo_gym.process_inputs import require_instance
-from nemo_gym.rollout_correlation import RolloutHeaderMiddleware, are_rollouts_named
+from nemo_gym.rollout_correlation import are_rollouts_named
 from nemo_gym.runtime import raise_open_file_limit
 from nemo_gym.schemas.server_config import ProfilingMiddlewareConfig
-from nemo_gym.servers.auth import AuthMiddleware
-from nemo_gym.servers.middleware import ErrorMiddleware, Failures, answer_validation_error
-from nemo_gym.servers.routes import DirectRoute
-from nemo_gym.servers.sessions import SessionMiddleware, Sessions
+from nemo_gym.servers.auth import CallerCheck
+from nemo_gym.servers.failures import Failures, answer_validation_error
+from nemo_gym.servers.gateway import Duties, Gateway, duties_of
+from nemo_gym.servers.json_route import JsonRoute
+from nemo_gym.servers.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -149,9 +149,9 @@ class SimpleServer(BaseServer):
         return bool(vars(type(self)).get("replicable"))
 
     def new_app(self) -> FastAPI:
-        """An app without routes, with sessions."""
+        """Return an app without routes, with sessions."""
         app = FastAPI(title=self.config.name or type(self).__name__)
-        app.router.route_class = DirectRoute
+        app.router.route_class = JsonRoute
         self.setup_session_middleware(app)
         return app
 
@@ -161,29 +161,32 @@ class SimpleServer(BaseServer):
 
     def setup_session_middleware(self, app: FastAPI) -> None:
         """Give `app` sessions; a second call does nothing."""
-        if _position(app, SessionMiddleware) is None:
-            app.add_middleware(SessionMiddleware, sessions=self.new_sessions())
+        self.duties_in(app)
+
+    def duties_in(self, app: FastAPI) -> Duties:
+        """Return what the gateway of `app` does for each request, to be added to; `app` gets one if it has none."""
+        duties = duties_of(app)
+        if duties is None:
+            duties = Duties(self.config.name, sessions=self.new_sessions(), cancellable_paths=self.CANCELLABLE_PATHS)
+            app.add_middleware(Gateway, duties=duties)
+        return duties
 
     def new_sessions(self) -> Sessions:
         """Who reads and writes the session cookies."""
         return Sessions(self.get_session_middleware_key(), self._session_secret())
 
     def setup_exception_middleware(self, app: FastAPI) -> None:
-        """Answer exceptions as JSON, inside the session layer and around all else; a second call does nothing.
+        """Answer exceptions as JSON, turn away who may not call, and do so around all other middleware.
 
-        Around all of it, who may not call is turned away: so it is with every app that is served, whoever built it.
+        A second call does nothing.
         """
-        if _position(app, ErrorMiddleware) is not None:
-            return
-        log_folder = self._run_config().get(NEMO_GYM_LOG_DIR_KEY_NAME)
-        failures = Failures(self.get_session_middleware_key(), self.config.name, log_folder)
-        layer = Middleware(ErrorMiddleware, failures=failures)
-        session_at = _position(app, SessionMiddleware)
-        if session_at is not None:
-            app.user_middleware.insert(session_at + 1, layer)
-        app.user_middleware.insert(0, layer)  # for what other middleware raises
-        app.add_middleware(AuthMiddleware, **self.who_may_call(app))
-        app.add_exception_handler(RequestValidationError, answer_validation_error)
+        duties = self.duties_in(app)
+        app.user_middleware.sort(key=lambda layer: layer.kwargs.get("duties") is not duties)
+        if duties.failures is None:
+            log_folder = self._run_config().get(NEMO_GYM_LOG_DIR_KEY_NAME)
+            duties.failures = Failures(self.get_session_middleware_key(), self.config.name, log_folder)
+            duties.callers = CallerCheck(self._run_config(), self.config.name, described_by=app)
+            app.add_exception_handler(RequestValidationError, answer_validation_error)
 
     def setup_profiling(self, app: FastAPI, profiling_config: ProfilingMiddlewareConfig) -> None:
         """Profile everything this server does from its start to its end, if that is enabled.
@@ -223,10 +226,6 @@ class SimpleServer(BaseServer):
         """Put this server's name before every line it prints."""
         prefix_output(self.config.name)
 
-    def who_may_call(self, app: FastAPI) -> dict[str, Any]:
-        """What `AuthMiddleware` around this server has to know."""
-        return {"config": self._run_config(), "instance_name": self.config.name, "described_by": app}
-
     def _session_secret(self) -> str | None:
         return self._run_config().get(SESSION_SECRET_KEY_NAME)
 
@@ -247,8 +246,7 @@ class SimpleServer(BaseServer):
         self.setup_liveness(app)
         self.setup_exception_middleware(app)
         settings = self._run_config()
-        if are_rollouts_named(settings):
-            app.add_middleware(RolloutHeaderMiddleware)
+        self.duties_in(app).reads_rollout_header = are_rollouts_named(settings)
         if settings.get("profiling_enabled"):
             self.setup_profiling(app, ProfilingMiddlewareConfig.model_validate(dict(settings)))
         return app
@@ -263,10 +261,6 @@ class SimpleServer(BaseServer):
 
 async def _alive() -> dict[str, str]:
     return {"status": "ok"}
-
-
-def _position(app: FastAPI, middleware_class: Any) -> int | None:
-    return next((at for at, used in enumerate(app.user_middleware) if used.cls is middleware_class), None)
 
 
 class NotOneServerClassError(GymError):

@@ -7,31 +7,24 @@ What cannot be captured is a mark in the store, never an error.
 
 import asyncio
 import logging
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
-from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.http.request import SharedJson, request_json
-from nemo_gym.http.transports.memory import Answer
 from nemo_gym.keys import MODEL_PATHS, MODELS_TYPE
 from nemo_gym.observability.calls import category_of_status, may_end, rebuilt
 from nemo_gym.observability.store import CaptureStore, ModelCallCaptureConfig, make_capture_store
-from nemo_gym.rollout_correlation import ModelPathMiddleware, rollout_of_caller
-from nemo_gym.runtime import Together
-from nemo_gym.servers.routes import DirectCall
+from nemo_gym.rollout_correlation import MODEL_CALL_PREFIX, RolloutContextMiddleware, rollout_of_caller
 
 if TYPE_CHECKING:
     from nemo_gym.token_id_capture.sink import ServerTokenCapture
@@ -51,64 +44,16 @@ _LONGEST_MARK = 64
 class _Call:
     """A model call under way."""
 
-    __slots__ = (
-        *("began_s", "content", "dialect", "ended_s", "first_s", "is_kept", "is_ours", "is_read"),
-        *("model_call_id", "request", "rollout_id", "started_at"),
-    )
-
-    def __init__(self, scope: Scope, dialect: str, request: bytes, content: Any = None) -> None:
+    def __init__(self, scope: Scope, dialect: str) -> None:
         self.rollout_id = rollout_of_caller() or ""
-        self.model_call_id = scope.get(_CALL_ID) or _new_id()
+        self.model_call_id = scope.get(_CALL_ID) or uuid4().hex
         self.dialect = dialect
-        self.request = request
-        self.content = content
-        """What was handed over instead of the bytes of a request, if it was; nobody changes it until the call ends."""
+        self.request = b""
         self.started_at = time.time()
         self.began_s = time.perf_counter()
         self.first_s: float | None = None
         """When the first bytes of a stream went out."""
-        self.ended_s: float | None = None
-        """When the answer was there, of a call that waits to be written down."""
         self.is_kept = False
-        self.is_read = False
-        """Whether an endpoint has read the request as the JSON object that it is."""
-        self.is_ours = getattr(type(content), "model_dump", None) is BaseModel.model_dump  # else it may hold NaN
-        """Whether the JSON of the request is our own writing."""
-
-    async def answered_by(self, endpoint: DirectCall, scope: Scope, receive: Receive) -> Answer | Response:
-        """What an endpoint answers; if it writes the JSON of what was handed over, that is the one that is kept."""
-        if self.content is None:
-            return await endpoint.answer(scope, self.request, receive)
-        with SharedJson(self.content) as shared:
-            answer = await endpoint.answer(scope, self.request, receive, self.content)
-        self.request = shared.made or b""
-        return answer
-
-
-def _new_id() -> str:
-    """Random digits, drawn for many calls at once: the system takes as long for all of them as for one."""
-    try:
-        return _DRAWN.pop()
-    except IndexError:
-        digits = token_hex(_ID_BYTES * _DRAWN_AT_ONCE)
-        length = len(digits) // _DRAWN_AT_ONCE
-        _DRAWN.extend(digits[at : at + length] for at in range(length, len(digits), length))
-        return digits[:length]
-
-
-_ID_BYTES, _DRAWN_AT_ONCE = 16, 64
-_DRAWN: list[str] = []
-os.register_at_fork(after_in_child=_DRAWN.clear)  # or else two processes would have the same
-
-
-class _Answered(NamedTuple):
-    """A call that waits to be written down."""
-
-    call: _Call
-    status: int
-    body: bytes
-    is_object: bool
-    """Whether the body is known to be a JSON object."""
 
 
 class ModelCallCapture:
@@ -119,54 +64,36 @@ class ModelCallCapture:
         ref = None if model_server_name is None else {"type": MODELS_TYPE, "name": model_server_name}
         self._model_ref = orjson.dumps(ref)
         self._has_failed = False
-        self._together = Together(self._keep_answered)
 
     def wants(self, path: str) -> str | None:
         """The dialect of a call that is to be captured: it is one of a model, and names its rollout."""
         return MODEL_PATHS.get(path) if rollout_of_caller() is not None else None
 
-    async def answered(
-        self, call: DirectCall, scope: Scope, body: bytes, receive: Receive, content: Any
-    ) -> Answer | Response:
-        """What an endpoint answers that was found on the short way, captured."""
-        dialect = self.wants(scope["path"])
-        if dialect is None:
-            return await call.answer(scope, body, receive, content)
-        under_way = _Call(scope, dialect, body, content)
-        with self._together:
-            try:
-                answer = await under_way.answered_by(call, scope, receive)
-                if isinstance(answer, Answer):
-                    under_way.is_read = answer.status == HTTPStatus.OK
-                    answered = _Answered(under_way, answer.status, answer.body, answer.content is not None)
-                elif isinstance(getattr(answer, "body", None), bytes):
-                    answered = _Answered(under_way, answer.status_code, bytes(answer.body), is_object=False)
-                else:
-                    return _Following(answer, self, under_way)
-                under_way.ended_s = time.perf_counter()
-                await self._together.done(answered)
-            except BaseException as error:
-                if not under_way.is_kept:
-                    self.failed(under_way, error)
-                raise
-        return answer
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Return `app` so that its model calls are captured, while their rollout is known."""
 
-    def _keep_answered(self, answered: _Answered) -> None:
-        self.keep(answered.call, answered.status, answered.body, is_object=answered.is_object)
+        async def captured(scope: Scope, receive: Receive, send: Send) -> None:
+            dialect = self.wants(scope["path"]) if scope["type"] == "http" else None
+            if dialect is None:
+                await app(scope, receive, send)
+                return
+            call = _Call(scope, dialect)
 
-    def keep(
-        self,
-        call: _Call,
-        status: int,
-        body: bytes,
-        *,
-        is_object: bool = False,
-        is_stream: bool = False,
-        is_over: bool = True,
-    ) -> None:
-        """Write a call down, with the answer it got; `is_object` says that this is known to be a JSON object."""
+            async def noting_receive() -> Message:
+                message = await receive()
+                if message["type"] == "http.request":
+                    call.request += message.get("body", b"")
+                return message
+
+            watch = _Watch(self, call, send)
+            await watch.over(app(scope, noting_receive, watch.send))
+
+        return captured
+
+    def keep(self, call: _Call, status: int, body: bytes, *, is_stream: bool = False, is_over: bool = True) -> None:
+        """Write a call down, with the answer it got."""
         category = category_of_status(status)
-        response, raw = _as_object(body, is_known=is_object), b""
+        response, raw = _as_object(body), b""
         if is_stream:
             streamed = rebuilt(call.dialect, body)
             response = None if streamed.response is None else orjson.dumps(streamed.response)
@@ -195,16 +122,12 @@ class ModelCallCapture:
                 self._store.mark_incomplete(call.rollout_id)
 
     def _line(self, call: _Call, status: int | None, category: str | None, response: bytes | None, raw: bytes) -> bytes:
-        took_s = (call.ended_s or time.perf_counter()) - call.began_s
-        if call.content is not None:
-            call.request = call.request or request_json(call.content)
+        took_s = time.perf_counter() - call.began_s
         ttft = b"null" if call.first_s is None else b"%.2f" % ((call.first_s - call.began_s) * 1000)
-        is_written = call.is_ours and call.content is not None  # by us, just now
-        request = call.request if is_written else _as_object(call.request, is_known=call.is_read)
-        apart = b"\t" if call.is_ours else b""
+        request = _as_object(call.request)
         line = (
             b'{"model_call_id":"%b","dialect":"%b","model_ref":%b,"started_at":%.6f,"completed_at":%.6f,'
-            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,%b"request":%b,%b"response":%b'
+            b'"latency_ms":%.2f,"latency_ttft_ms":%b,"status_code":%b,"error_category":%b,"request":%b,"response":%b'
         ) % (
             call.model_call_id.encode(),
             call.dialect.encode(),
@@ -215,9 +138,7 @@ class ModelCallCapture:
             ttft,
             b"null" if status is None else b"%d" % status,
             b"null" if category is None else b'"%b"' % category.encode(),
-            apart,
             b"null" if request is None else request,
-            apart,
             b"null" if response is None else response,
         )
         if request is None:
@@ -227,17 +148,15 @@ class ModelCallCapture:
         return line + b"}"
 
 
-def _as_object(body: bytes, *, is_known: bool = False) -> bytes | None:
-    """The JSON object that a body is, on one line; None for anything else."""
-    if not body.startswith(b"{"):
-        body = body.strip()
+def _as_object(body: bytes) -> bytes | None:
+    """Return the JSON object that a body is, on one line; None for anything else."""
+    body = body.strip()
     if not body.startswith(b"{"):
         return None
-    if not is_known:
-        try:
-            orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return None
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
     return body.replace(b"\n", b" ").replace(b"\r", b" ")  # between values: inside of texts they are escaped
 
 
@@ -262,27 +181,6 @@ def _category_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError | asyncio.TimeoutError) or "timeout" in name:
         return "timeout"
     return "connection" if "conn" in name else "exception"
-
-
-class _Following(Response):
-    """An answer that sends itself, such as a stream, followed while it does."""
-
-    def __init__(self, answer: Response, capture: ModelCallCapture, call: _Call) -> None:
-        self._answer, self._capture, self._call = answer, capture, call
-        self.background = None
-        self.status_code = answer.status_code
-
-    @property
-    def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        return self._answer.raw_headers
-
-    @raw_headers.setter
-    def raw_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self._answer.raw_headers = headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = _Watch(self._capture, self._call, send)
-        await watch.over(self._answer(scope, receive, watch.send))
 
 
 class _Watch:
@@ -343,77 +241,38 @@ def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
 
 
-class ModelCallCaptureMiddleware(ModelPathMiddleware):
-    """Captures the calls of a model server, and takes off their paths the prefix that names the rollout.
+class ModelCallCaptureMiddleware(RolloutContextMiddleware):
+    """Captures the model calls of an app of one's own, and takes off their paths the prefix that names the rollout."""
 
-    Programs elsewhere add it to apps of their own with a store, and the name of the server if it has one.
-    """
+    prefix = MODEL_CALL_PREFIX
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        store: CaptureStore | None = None,
-        model_server_name: str | None = None,
-        *,
-        capture: ModelCallCapture | None = None,
-    ) -> None:
-        if store is not None:
-            capture = ModelCallCapture(store, model_server_name)
-        super().__init__(app if capture is None else _Capturing(app, capture))
+    def __init__(self, app: ASGIApp, store: CaptureStore | None = None, model_server_name: str | None = None) -> None:
+        super().__init__(app if store is None else ModelCallCapture(store, model_server_name).around(app))
 
 
-class _Capturing:
-    """Captures the calls that reach an app under the path of a model, while their rollout is known."""
-
-    def __init__(self, app: ASGIApp, capture: ModelCallCapture) -> None:
-        self.app = app
-        self.capture = capture
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        dialect = self.capture.wants(scope["path"]) if scope["type"] == "http" else None
-        if dialect is None:
-            await self.app(scope, receive, send)
-            return
-        call = _Call(scope, dialect, b"")
-
-        async def noting_receive() -> Message:
-            message = await receive()
-            if message["type"] == "http.request":
-                call.request += message.get("body", b"")
-            return message
-
-        watch = _Watch(self.capture, call, send)
-        await watch.over(self.app(scope, noting_receive, watch.send))
-
-
-class TokenPathMiddleware(ModelPathMiddleware):
-    """Takes the prefix off where token ids are kept: those of calls whose path asks for it, by its further segment.
+class TokenPaths:
+    """Says which calls have their token ids kept: those with a further segment in the prefix of their path.
 
     What else is posted with that segment may have made tokens that nobody sees, so it masks the rollout.
     """
 
-    def __init__(self, app: ASGIApp, capture: "ServerTokenCapture") -> None:
-        super().__init__(app)
+    def __init__(self, capture: "ServerTokenCapture") -> None:
         self._capture = capture
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] == "http" and scope["method"] not in _HARMLESS:
-            found = self._PREFIX.fullmatch(scope["path"])
-            if found is not None and found["tokens"] and found["rest"] not in MODEL_PATHS:
-                await self._capture.missed(found["rollout_id"], found["rest"])
-        await super().__call__(dict(scope), receive, send)
+    async def note_missed(self, found: re.Match[str], method: str) -> None:
+        """Mask the rollout of a request whose tokens cannot be kept; `found` is its prefix."""
+        if found["tokens"] and method not in _HARMLESS and found["rest"] not in MODEL_PATHS:
+            await self._capture.missed(found["rollout_id"], found["rest"])
 
     @contextmanager
-    def _context(self, found: re.Match[str], scope: dict[str, Any]) -> Iterator[None]:
-        with super()._context(found, scope):
-            if not found["tokens"] or found["rest"] not in MODEL_PATHS:
-                yield
-                return
-            with self._capture.call(found["rollout_id"]) as call:
-                scope[_CALL_ID] = call.model_call_id
-                yield
+    def call(self, found: re.Match[str], scope: Scope) -> Iterator[None]:
+        """Keep the token ids of a call that is answered within the block, if the prefix of its path asks for it."""
+        if not found["tokens"] or found["rest"] not in MODEL_PATHS:
+            yield
+            return
+        with self._capture.call(found["rollout_id"]) as call:
+            scope[_CALL_ID] = call.model_call_id
+            yield
 
 
 def install_model_call_capture(
@@ -428,5 +287,5 @@ def install_model_call_capture(
         config = ModelCallCaptureConfig.of(global_config_dict)
     store = make_capture_store(config)
     if store is not None:
-        capture = ModelCallCapture(store, model_server_name)
-        app.user_middleware.append(Middleware(ModelCallCaptureMiddleware, capture=capture))
+        layer = Middleware(ModelCallCaptureMiddleware, store=store, model_server_name=model_server_name)
+        app.user_middleware.append(layer)

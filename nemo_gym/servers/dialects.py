@@ -32,11 +32,10 @@ from nemo_gym.dialects.responses import (
     validate_streaming_responses_params,
 )
 from nemo_gym.http.errors import readable
-from nemo_gym.http.transports.memory import Answer
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.schemas.openai_chat import NeMoGymChatCompletion, NeMoGymChatCompletionCreateParamsNonStreaming
 from nemo_gym.schemas.openai_responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.servers.routes import DirectCall, models_of, to_json
+from nemo_gym.servers.json_route import JsonRoute, models_of, to_json
 
 if TYPE_CHECKING:
     from nemo_gym.token_id_capture.sink import ServerTokenCapture
@@ -88,9 +87,9 @@ class SpeaksDialects:
                 app.post(path)(dispatch)
                 continue
             app.post(path)(handler)
-            call = getattr(app.router.routes[-1], "app", None)
-            if isinstance(call, DirectCall):
-                call.otherwise = functools.partial(_streamed, dispatch)
+            route = app.router.routes[-1]
+            if isinstance(route, JsonRoute) and route.reads_json:
+                route.when_refused = functools.partial(_streamed, dispatch)
             elif _takes_only_body_and_request(handler):
                 app.router.routes.pop()
                 app.post(path)(dispatch)
@@ -218,7 +217,6 @@ def keeping_tokens(capture: "ServerTokenCapture", handler: Callable[..., Any]) -
             await capture_tokens(_with_tokens(result))
         return result
 
-    kept.never_waits = False  # type: ignore[attr-defined]
     return kept
 
 
@@ -226,8 +224,6 @@ def _with_tokens(result: Any) -> Any:
     """What token ids are looked for in; a result that is no JSON as it is."""
     if isinstance(result, BaseModel):
         return result
-    if isinstance(result, Answer) and isinstance(result.content, BaseModel):
-        return result.content
     try:
         return _as_object(result)
     except ValueError:
@@ -248,9 +244,7 @@ def _takes_only_body_and_request(handler: Callable[..., Any]) -> bool:
     return all(name in bodies or given.annotation is Request for name, given in _taken(handler).items())
 
 
-async def _streamed(
-    dispatch: Callable[[Request, dict[str, Any]], Awaitable[Any]], request: Request
-) -> Response | Answer | None:
+async def _streamed(dispatch: Callable[[Request, dict[str, Any]], Awaitable[Any]], request: Request) -> Response | None:
     """The stream that a request asks for; None if it asks for none."""
     try:
         body = orjson.loads(await request.body())
@@ -273,8 +267,6 @@ def _as_object(result: Any) -> Any:
     """A handler's result as JSON has it; a response of its own that is no JSON object as it is."""
     if isinstance(result, dict):
         return result
-    if isinstance(result, Answer):
-        return orjson.loads(result.body)
     if isinstance(result, Response):
         body = getattr(result, "body", None)
         if result.status_code != HTTPStatus.OK or not isinstance(body, bytes):

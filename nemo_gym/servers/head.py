@@ -24,8 +24,9 @@ from nemo_gym.http.client import ServerClient
 from nemo_gym.http.settings import process_config, replaceable
 from nemo_gym.keys import RUN_ID_KEY_NAME, SERVER_STATES_PATH
 from nemo_gym.runtime import listen
-from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.auth import CallerCheck
 from nemo_gym.servers.base import BaseServer
+from nemo_gym.servers.gateway import Duties, Gateway
 from nemo_gym.servers.run import uvicorn_settings
 
 START_TIMEOUT_S = 30.0
@@ -67,7 +68,8 @@ class HeadServer(BaseServer):
         app.get(SERVER_STATES_PATH)(self.server_states)
         app.get("/health")(self.health)
         app.get("/", include_in_schema=False)(self.alive)
-        app.add_middleware(AuthMiddleware, config=process_config(), instance_name="the head server", described_by=app)
+        callers = CallerCheck(process_config(), "the head server", described_by=app)
+        app.add_middleware(Gateway, duties=Duties("the head server", callers=callers))
         return app
 
     async def global_config_dict_yaml(self) -> str:

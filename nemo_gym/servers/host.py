@@ -47,10 +47,7 @@ from nemo_gym.log import prefix_output, setup_logging
 from nemo_gym.paths import search_servers_in_all_roots
 from nemo_gym.process_inputs import running_as
 from nemo_gym.runtime import listen
-from nemo_gym.servers.auth import AuthMiddleware
 from nemo_gym.servers.base import NotOneServerClassError, SimpleServer, one_server_class
-from nemo_gym.servers.direct import DirectLane
-from nemo_gym.servers.middleware import DisconnectMiddleware
 from nemo_gym.servers.run import end_with_parent, uvicorn_settings
 
 logger = logging.getLogger(__name__)
@@ -359,14 +356,11 @@ async def _serve(hosted: list[Hosted], events: Events, stop: asyncio.Event) -> N
     runtime.collect_garbage_less_often()
     servers = []
     for item in hosted:
-        lane = DirectLane(item.app, item.name)
         config = item.server.config
         host, port = item.socket.getsockname()[:2]
         addresses = {Address(config.host, config.port), Address(host, port)}
-        paths = item.server.CANCELLABLE_PATHS
-        register_local_app(item.name, lane, addresses, cancellable_paths=paths, direct=lane)
-        served = AuthMiddleware(DisconnectMiddleware(lane, paths), **item.server.who_may_call(item.app))
-        servers.append(_HostedServer(uvicorn.Config(served, **uvicorn_settings())))
+        register_local_app(item.name, item.app, addresses, cancellable_paths=item.server.CANCELLABLE_PATHS)
+        servers.append(_HostedServer(uvicorn.Config(item.app, **uvicorn_settings())))
     tasks = [
         asyncio.create_task(server.serve(sockets=[item.socket])) for server, item in zip(servers, hosted, strict=True)
     ]

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.servers.middleware import read_body
+from nemo_gym.servers.gateway import read_body
 
 PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Those that begin with a handshake, oldest first; between them nothing differs that is used here."""

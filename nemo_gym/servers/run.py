@@ -37,10 +37,9 @@ from nemo_gym.log import prefix_output, setup_logging, tell_what_was_counted
 from nemo_gym.paths import install_command
 from nemo_gym.process_inputs import launcher_pid, num_replicas, num_workers, require_instance
 from nemo_gym.runtime import collect_garbage_less_often, raise_open_file_limit
-from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.auth import CallerCheck
 from nemo_gym.servers.base import one_server_class
-from nemo_gym.servers.direct import DirectLane
-from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.servers.gateway import Duties, Gateway, duties_of
 from nemo_gym.terminal import harmless
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
         server = server_class.from_global_config()
         prefix_output(server.config.name)
         app = server.complete_app()
-        app.add_middleware(DisconnectMiddleware, paths=server_class.CANCELLABLE_PATHS)
         collect_garbage_less_often()
         return app
     with _refusing_its_config():
@@ -77,11 +75,9 @@ def run_webserver(server_class: "type[SimpleServer]") -> FastAPI | None:
         return None
     with _refusing_its_config():
         app = server.complete_app()
-    lane = DirectLane(app, server.config.name)
-    served = AuthMiddleware(DisconnectMiddleware(lane, server.CANCELLABLE_PATHS), **server.who_may_call(app))
     collect_garbage_less_often()
     _end_with_everything_told()
-    uvicorn.run(served, host=server.config.host, port=server.config.port, **uvicorn_settings())
+    uvicorn.run(app, host=server.config.host, port=server.config.port, **uvicorn_settings())
     return app
 
 
@@ -148,7 +144,10 @@ def worker_app() -> ASGIApp:
     module = _load(os.environ[IS_NEMO_GYM_FASTAPI_ENTRYPOINT_KEY_NAME], Path(os.environ[WORKER_FILE]))
     offered = getattr(module, "app", None)
     app = offered if isinstance(offered, FastAPI) else cast(FastAPI, run_webserver(one_server_class(module)))
-    return _telling_at_its_end(AuthMiddleware(app, get_global_config_dict(), require_instance(), described_by=app))
+    if duties_of(app) is None:
+        callers = CallerCheck(get_global_config_dict(), require_instance(), described_by=app)
+        app.add_middleware(Gateway, duties=Duties(require_instance(), callers=callers))
+    return _telling_at_its_end(app)
 
 
 def _telling_at_its_end(app: ASGIApp) -> ASGIApp:

@@ -5,7 +5,8 @@ used, and the answer to `/run` carries the sum (`CallLog`).
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,34 +14,48 @@ import orjson
 from pydantic import BaseModel
 from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.http.run_answers import CallUsage, usage_header
+from nemo_gym.http.run_answers import CallUsage
 from nemo_gym.observability.calls import extract_token_stats
 
-_USAGE: ContextVar[tuple[bytes, bytes] | None] = ContextVar("nemo_gym_usage_of_call", default=None)
-header_of_call = _USAGE.get
-"""The header that says what the call under way has used; None if its model did not say."""
+
+class Usage:
+    """The tokens of the model call under way, once they are known."""
+
+    tokens: CallUsage | None = None
+
+
+_USAGE: ContextVar[Usage | None] = ContextVar("nemo_gym_usage_of_call", default=None)
+
+
+@contextmanager
+def usage_of_call() -> Iterator[Usage]:
+    """Yield what the model call that is served within the block uses."""
+    usage = Usage()
+    token = _USAGE.set(usage)
+    try:
+        yield usage
+    finally:
+        _USAGE.reset(token)
 
 
 def telling_usage(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `handler` of a model server so that what its answers used is known to `header_of_call`."""
+    """Return `handler` of a model server so that what its answers used is known to `usage_of_call`."""
     is_async = is_async_callable(handler)
 
     @functools.wraps(handler)
     async def told(**arguments: Any) -> Any:
-        _USAGE.set(None)
         result = await (handler(**arguments) if is_async else run_in_threadpool(handler, **arguments))
-        used = _used_by(result)
-        if used is not None:
-            _USAGE.set(usage_header(used))
+        usage = _USAGE.get()
+        if usage is not None:
+            usage.tokens = _used_by(result)
         return result
 
     return told
 
 
 def _used_by(result: Any) -> CallUsage | None:
-    content = getattr(result, "content", None) or result  # of an `Answer`
+    content = result
     if not isinstance(content, BaseModel | Mapping):
         try:
             content = orjson.loads(getattr(result, "body", b""))
@@ -61,20 +76,3 @@ def _used_by(result: Any) -> CallUsage | None:
 
 def _attribute(content: BaseModel, name: str) -> Any:
     return getattr(content, name, None)
-
-
-class UsageMiddleware:
-    """Puts what a call has used into the headers of its answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-
-        async def send_with_usage(message: Message) -> None:
-            if message["type"] == "http.response.start" and (header := header_of_call()) is not None:
-                message["headers"] = [*message.get("headers", ()), header]
-            await send(message)
-
-        await self.app(scope, receive, send_with_usage)

@@ -19,7 +19,6 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseFunctionToolCall
-from nemo_gym.server_utils import never_waits, reads_only
 
 HAND_IN = "extract_synonym_values"
 
@@ -95,18 +94,14 @@ class ExampleMultiStepResourcesServer(SimpleResourcesServer):
         app.post(f"/{HAND_IN}")(self.extract_synonym_values)
         return app
 
-    @never_waits
     async def get_synonym_value(self, body: GetSynonymValueRequest) -> GetSynonymValueResponse:
         """The sum of a word's character codes."""
         return GetSynonymValueResponse(synonym_value=sum(map(ord, body.synonym)))
 
-    @never_waits
     async def extract_synonym_values(self, body: ExtractSynonymValuesRequest) -> ExtractSynonymValuesResponse:
         """Take the values; `verify` finds them in the trajectory."""
         return ExtractSynonymValuesResponse(success=True)
 
-    @never_waits
-    @reads_only
     async def verify(self, body: ExampleMultiStepVerifyRequest) -> ExampleMultiStepVerifyResponse:
         """Score what was handed in last; whatever cannot be read as values counts as nothing handed in."""
         given = handed_in_values(body.response)

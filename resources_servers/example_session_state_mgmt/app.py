@@ -18,7 +18,7 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import SESSION_ID_KEY, never_waits
+from nemo_gym.server_utils import SESSION_ID_KEY
 
 
 class StatefulCounterResourcesServerConfig(BaseResourcesServerConfig):
@@ -76,7 +76,6 @@ class StatefulCounterResourcesServer(SimpleResourcesServer):
         app.post("/get_counter_value")(self.get_counter_value)
         return app
 
-    @never_waits
     async def seed_session(  # type: ignore[override]
         self, request: Request, body: StatefulCounterSeedSessionRequest
     ) -> BaseSeedSessionResponse:
@@ -84,19 +83,16 @@ class StatefulCounterResourcesServer(SimpleResourcesServer):
         self._counters.setdefault(_session(request), body.initial_count)
         return BaseSeedSessionResponse()
 
-    @never_waits
     async def increment_counter(self, request: Request, body: IncrementCounterRequest) -> IncrementCounterResponse:
         """Add to the session's counter."""
         session = _session(request)
         self._counters[session] = self._counters.get(session, 0) + body.count
         return IncrementCounterResponse(success=True)
 
-    @never_waits
     async def get_counter_value(self, request: Request) -> GetCounterValueResponse:
         """Read the session's counter."""
         return GetCounterValueResponse(count=self._counters.setdefault(_session(request), 0))
 
-    @never_waits
     async def verify(self, request: Request, body: StatefulCounterVerifyRequest) -> StatefulCounterVerifyResponse:
         """Right when the counter of this very session stands where it should."""
         counted = self._counters.get(_session(request))

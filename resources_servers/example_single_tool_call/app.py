@@ -13,7 +13,6 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import never_waits, reads_only
 
 
 class SimpleWeatherResourcesServerConfig(BaseResourcesServerConfig):
@@ -47,13 +46,10 @@ class SimpleWeatherResourcesServer(SimpleResourcesServer):
         app.post("/get_weather")(self.get_weather)
         return app
 
-    @never_waits
     async def get_weather(self, body: GetWeatherRequest) -> GetWeatherResponse:
         """The tool."""
         return GetWeatherResponse(city=body.city, weather_description=f"The weather in {body.city} is cold.")
 
-    @never_waits
-    @reads_only
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         """Every rollout is a success."""
         return BaseVerifyResponse(**dict(body), reward=1.0)

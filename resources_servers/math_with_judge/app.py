@@ -22,7 +22,7 @@ from nemo_gym.base_resources_server import (
 from nemo_gym.config_types import ModelServerRef
 from nemo_gym.judge import JudgeEvaluation, ask_about, last_user_text
 from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
-from nemo_gym.server_utils import per_process_cap, reads_only, while_serving
+from nemo_gym.server_utils import per_process_cap, while_serving
 from resources_servers.math_with_judge.judging import EQUAL, LABELS, judge_request
 from resources_servers.math_with_judge.library_pool import LibraryPool
 
@@ -101,7 +101,6 @@ class LibraryJudgeMathResourcesServer(SimpleResourcesServer):
         """The standard routes; the pool ends with the app."""
         return while_serving(super().setup_webserver(), begin=self._library.open, end=self._library.close)
 
-    @reads_only
     async def verify(self, body: LibraryJudgeMathVerifyRequest) -> LibraryJudgeMathVerifyResponse:
         """Right when math-verify says so, else when the judge does, both ways round."""
         text = body.response.output_text

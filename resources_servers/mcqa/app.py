@@ -14,7 +14,7 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import reads_only, while_serving
+from nemo_gym.server_utils import while_serving
 from nemo_gym.workers import PATTERN_TIMEOUT_S, PatternMatcher
 from resources_servers.mcqa.grading import (
     GradingMode,
@@ -93,7 +93,6 @@ class MCQAResourcesServer(SimpleResourcesServer):
         """The standard routes; those processes end with the app."""
         return while_serving(super().setup_webserver(), begin=self._patterns.open, end=self._patterns.close)
 
-    @reads_only
     async def verify(self, body: MCQAVerifyRequest) -> MCQAVerifyResponse:
         """Right when the answer's letter can be read and is the expected one."""
         extracted = await self._extracted(body)

@@ -19,7 +19,7 @@ from nemo_gym.base_resources_server import (
     ReverifyMode,
     SimpleResourcesServer,
 )
-from nemo_gym.server_utils import SESSION_ID_KEY, never_waits, reads_only
+from nemo_gym.server_utils import SESSION_ID_KEY
 from resources_servers.workplace_assistant.company import TOOLS, Company, ToolError, after
 from resources_servers.workplace_assistant.world import Tables, load, made_up
 
@@ -87,7 +87,6 @@ class WorkplaceAssistantResourcesServer(SimpleResourcesServer):
         app.post("/{tool}")(self.use_tool)
         return app
 
-    @never_waits
     async def seed_session(  # type: ignore[override]
         self, request: Request, body: BaseSeedSessionRequest
     ) -> BaseSeedSessionResponse:
@@ -95,7 +94,6 @@ class WorkplaceAssistantResourcesServer(SimpleResourcesServer):
         self._companies[request.session[SESSION_ID_KEY]] = Company(self._world)
         return BaseSeedSessionResponse()
 
-    @never_waits
     async def use_tool(self, tool: str, request: Request, body: dict[str, Any]) -> ToolResponse:
         """Use a tool in the session's company; what is wrong with a call is said to the model."""
         if tool not in TOOLS:
@@ -106,7 +104,6 @@ class WorkplaceAssistantResourcesServer(SimpleResourcesServer):
         except ToolError as error:
             return ToolResponse(output=f"Error: {error}")
 
-    @reads_only
     async def verify(self, body: WorkplaceAssistantVerifyRequest) -> WorkplaceAssistantVerifyResponse:
         """Right when the company has become what the solution makes of it."""
         made = [(item.name, item.arguments) for item in body.response.output if item.type == "function_call"]

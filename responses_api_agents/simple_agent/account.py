@@ -143,7 +143,7 @@ class Account:
             return verdict
         account = self.as_json(resolved)
         whole = b"%b,%b%b}" % (body[:-1], _TRAJECTORY_KEY, account)
-        return Verdict(whole, verdict.parsed, account_bytes=len(account))
+        return Verdict(whole)
 
 
 class AccountOfRollout:
@@ -181,7 +181,7 @@ def _told_of_tool(tool: _Tool) -> dict[str, Any]:
 
 def _fragment(item: Any) -> orjson.Fragment:
     if isinstance(item, BaseModel):
-        return orjson.Fragment(item.__pydantic_serializer__.to_json(item, by_alias=True, warnings=False))
+        return orjson.Fragment(item.model_dump_json(by_alias=True, warnings=False))
     return orjson.Fragment(orjson.dumps(item))
 
 

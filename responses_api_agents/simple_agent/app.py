@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar
 
 import orjson
@@ -20,7 +20,6 @@ from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, Ba
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import (
-    ListsBeside,
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
     NeMoGymResponseFunctionToolCall,
@@ -37,14 +36,10 @@ from nemo_gym.server_utils import (
     Backoff,
     ClientResponse,
     ServerResponseError,
-    body_as_it_came,
     json_answer,
     json_bytes,
     keep_partial,
-    makes_its_calls,
     raise_for_status,
-    takes_unread,
-    time_limit,
 )
 from responses_api_agents.simple_agent.account import KEPT, Account, AccountOfRollout
 from responses_api_agents.simple_agent.cookies import Cookies, cookie_text, merged
@@ -152,11 +147,10 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return self._run_route if type(self).run is SimpleAgent.run else super().run_handler()
 
     async def _run_route(self, request: Request, body: SimpleAgentRunRequest) -> Any:
-        row = await (body_as_it_came(request) if self._takes_rows_in_parts else request.body())
-        result = await self._rollout(request, body, row)
+        result = await self._rollout(request, body, await request.body())
         if not isinstance(result, Verdict):
             return result
-        return json_answer(result.json, passed_on=result.answer, account_bytes=result.account_bytes)
+        return json_answer(result.json)
 
     def _validated(self, verdict: bytes) -> SimpleAgentVerifyResponse:
         try:
@@ -166,7 +160,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             raise RuntimeError(f"Received an invalid verdict from resources server {name!r}: {error}") from error
 
     async def _rollout(
-        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | ListsBeside | None = None
+        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None = None
     ) -> SimpleAgentVerifyResponse | Verdict:
         """One rollout of a row, told in full if the run observes its rollouts; see `_scored_rollout`."""
         if not self._is_observed or (rollout_id := current_rollout_id()) is None:
@@ -188,7 +182,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return self._model_call_capture_enabled()
 
     async def _scored_rollout(
-        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | ListsBeside | None
+        self, request: Request, body: SimpleAgentRunRequest, as_json: bytes | None
     ) -> SimpleAgentVerifyResponse | Verdict:
         """One rollout of a row: the environment's verdict, or ours if it was not asked.
 
@@ -219,7 +213,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
                 await self._end_session(cookies)
             raise
 
-    async def _verdict(self, row: bytes | ListsBeside, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
+    async def _verdict(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
         """Ask for the verdict; again after a pause if the environment fails, whose session is still there then."""
         for failures in range(1, VERIFY_TRIES):
             try:
@@ -230,10 +224,6 @@ class SimpleAgent(SimpleResponsesAPIAgent):
                 logger.info("/verify of %r failed and is asked again: %s", self.config.resources_server.name, error)
             await asyncio.sleep(self.verify_pauses.after(failures))
         return await self._verify(row, response, cookies)
-
-    @cached_property
-    def _takes_rows_in_parts(self) -> bool:
-        return self._passes_rows_on()
 
     @classmethod
     def _passes_rows_on(cls) -> bool:
@@ -254,12 +244,11 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         is_plain = type(self).aggregate_metrics is SimpleAgent.aggregate_metrics and not self.config.skip_verification
         return self._aggregate_metrics_route if is_plain else super().aggregate_metrics_handler()
 
-    @takes_unread
-    async def _aggregate_metrics_route(self, body: AggregateMetricsRequest) -> AggregateMetrics:
-        request: Any = body
-        answer = await self._post_to_environment("/aggregate_metrics", None, data=request.content, headers=JSON_HEADERS)
+    async def _aggregate_metrics_route(self, request: Request) -> Response:
+        content = await request.body()
+        answer = await self._post_to_environment("/aggregate_metrics", None, data=content, headers=JSON_HEADERS)
         await raise_for_status(answer)
-        return json_answer(await answer.read())  # type: ignore[return-value]
+        return json_answer(await answer.read())
 
     async def _run_steps(
         self,
@@ -326,9 +315,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         if not answer.ok:
             await raise_for_status(answer)
         trajectory.model_cookies = merged(trajectory.model_cookies, answer.cookies)
-        response = getattr(answer, "parsed", None)  # of a colocated server
-        if type(response) is not NeMoGymResponse:
-            response = _parsed(await answer.read(), f"Received an invalid response from model server {name!r}")
+        response = _parsed(await answer.read(), f"Received an invalid response from model server {name!r}")
         if response.error is not None:
             raise _ModelFailedError(
                 f"The model behind {name!r} failed: {response.error.code}: {response.error.message}. "
@@ -348,7 +335,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return output_of(str(error))
         limit_s = self.config.tool_timeout_s
         try:
-            with time_limit(limit_s):
+            async with asyncio.timeout(limit_s):
                 answer = await self._post_to_environment(path, trajectory.resources_cookies, json=arguments)
                 text = (await answer.read()).decode(errors="replace")
         except TimeoutError:
@@ -388,15 +375,14 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         is_named = self._is_observed or self._keeps_token_ids
         return (self._prefix(current_rollout_id()) if is_named else "") + _RESPONSES_PATH
 
-    async def _verify(self, row: bytes | ListsBeside, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
-        can_hand_over = _holds_the_conversation(type(self)) and makes_its_calls(self.server_client)
-        asked = with_response(row, response, to_hand_over=can_hand_over)
+    async def _verify(self, row: bytes, response: NeMoGymResponse, cookies: Cookies) -> Verdict:
+        asked = with_response(row, response)
         answer = await self._post_to_environment("/verify", cookies, data=asked, headers=_VERIFY_HEADERS)
         if not answer.ok:
             await raise_for_status(answer)
         verdict = await answer.read()
         if not (stop_reason := _stop_reason(response)):
-            return Verdict(verdict, getattr(answer, "parsed", None), answer)
+            return Verdict(verdict)
         return Verdict(orjson.dumps({**self._validated(verdict).model_dump(mode="json"), **stop_reason}))
 
     def _unverified(self, row: SimpleAgentRunRequest, response: NeMoGymResponse) -> SimpleAgentVerifyResponse:
@@ -417,13 +403,6 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return self.server_client.post(
             server_name=self.config.resources_server.name, url_path=path, cookies=cookies, **options
         )
-
-
-@cache
-def _holds_the_conversation(agent: type[SimpleAgent]) -> bool:
-    """Whether what an agent has verified was made here, of nothing but validated answers, and is sent from here."""
-    ways = ("_attempt", "_respond", "_run_steps", "_next_answer", "_ask_model", "_call_tool", "_post_to_environment")
-    return all(getattr(agent, way) is getattr(SimpleAgent, way) for way in (*ways, "responses"))
 
 
 def _keeps_session(error: Exception) -> bool:

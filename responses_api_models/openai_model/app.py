@@ -17,10 +17,8 @@ from nemo_gym.base_responses_api_model import (
     EndpointSettings,
     PacedModelConfig,
     SimpleResponsesAPIModel,
-    UnreadAnswer,
     errors_explained,
     validated_answer,
-    validated_as_it_is,
 )
 from nemo_gym.openai_utils import (
     JsonObject,
@@ -31,11 +29,9 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import empty_completion, is_too_long, too_long_response
-from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, json_answer, json_bytes, reads_only, request_json
+from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, json_answer
 
 _Answer = TypeVar("_Answer")
-_CREATE_RESPONSE = NeMoGymAsyncOpenAI.create_response
-_MOST_TOKENS = "max_output_tokens"
 
 
 class OpenAIModelConfig(PacedModelConfig):
@@ -85,19 +81,12 @@ class OpenAIModel(SimpleResponsesAPIModel):
         """Pass answers on as they came, unless a subclass does something with them."""
         return self._responses_route if type(self).responses is OpenAIModel.responses else self.responses
 
-    @reads_only
     async def _responses_route(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Any:
-        given = await self._ask(self._unread_answer(body))
-        if given is None:
+        answer = await self._ask(self._client.create_response(**self._outgoing(body)))
+        if answer is None:
             return too_long_response(body, self.config.openai_model)
-        if isinstance(given, UnreadAnswer):
-            response = validated_as_it_is(NeMoGymResponse, given.raw)
-            if response is not None:
-                return json_answer(given.raw, response)
-            with errors_explained(self._settings):
-                given = given.read()
-        response = validated_answer(NeMoGymResponse, given, self._settings)
-        return json_answer(given.raw, response) if _can_be_passed_on(given) else response
+        response = validated_answer(NeMoGymResponse, answer, self._settings)
+        return json_answer(answer.raw) if _can_be_passed_on(answer) else response
 
     async def chat_completions(  # type: ignore[override]
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming
@@ -115,33 +104,8 @@ class OpenAIModel(SimpleResponsesAPIModel):
         return request
 
     def _request(self, body: BaseModel) -> dict[str, Any]:
-        if type(body).model_dump is BaseModel.model_dump:  # the same, and the step saved is for every model call
-            given = body.__pydantic_serializer__.to_python(body, exclude_unset=True)
-        else:
-            given = body.model_dump(exclude_unset=True)
+        given = body.model_dump(exclude_unset=True)
         return {**self.config.extra_body, **given, "model": self.config.openai_model}
-
-    def _unread_answer(self, body: NeMoGymResponseCreateParamsNonStreaming) -> Awaitable[Any]:
-        """What the endpoint answers, not read unless somebody has put something else in the client's place."""
-        client = self._client
-        if getattr(client.create_response, "__func__", None) is not _CREATE_RESPONSE:
-            return client.create_response(**self._outgoing(body))
-        return client.create_response_unread(self._written(body), {_MOST_TOKENS: body.max_output_tokens})
-
-    def _written(self, body: NeMoGymResponseCreateParamsNonStreaming) -> bytes:
-        """The request in JSON; if nothing but the model's name is to be added, it is that of whoever asks us."""
-        if self._name_to_add is None or "model" in body.__pydantic_fields_set__:
-            return json_bytes(self._outgoing(body))
-        return request_json(body)[:-1] + self._name_to_add
-
-    @cached_property
-    def _name_to_add(self) -> bytes | None:
-        """What follows the fields of a request; None if there is more to do, or a subclass has its own way."""
-        ways = ("_outgoing", "_request")
-        is_own = not all(getattr(type(self), way) is getattr(OpenAIModel, way) for way in ways)
-        if is_own or self.config.extra_body or self.config.drop_input_reasoning_items:
-            return None
-        return b',"model":%b}' % json_bytes(self.config.openai_model)
 
     async def _ask(self, made: Awaitable[_Answer]) -> _Answer | None:
         """What the endpoint answers; None when the request is longer than the model can read."""

@@ -21,7 +21,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint, never_waits
+from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint
 from responses_api_models.scripted_model.brain import Answer, Brain
 from responses_api_models.scripted_model.broken_answers import FaultyAnswerError, answer_faultily, broken_answer
 from responses_api_models.scripted_model.chat_format import completion_of
@@ -118,13 +118,11 @@ class ScriptedModel(SimpleResponsesAPIModel):
 
         return await self._answered(conversation, written)
 
-    @never_waits
     async def models(self) -> dict[str, Any]:
         """The one model there is."""
         model = {"id": self.config.model, "object": "model", "created": CREATED_AT, "owned_by": "nemo_gym"}
         return {"object": "list", "data": [model]}
 
-    @never_waits
     async def tokenize(self, body: NeMoGymChatCompletionCreateParamsNonStreaming) -> dict[str, Any]:
         """The token ids of a prompt, as vLLM's `/tokenize` tells them."""
         ids = prompt_token_ids(_read(conversation_of_chat, body))

@@ -88,7 +88,7 @@ def test_every_public_module_says_so() -> None:
     ("program", "inside"),
     [
         ("import nemo_gym.http.request", ["nemo_gym.http.request"]),
-        ("from nemo_gym.servers.routes import reads_only", ["nemo_gym.servers.routes.reads_only"]),
+        ("from nemo_gym.servers.json_route import reads_only", ["nemo_gym.servers.json_route.reads_only"]),
         ("from nemo_gym.server_utils import reads_only", []),
         ("from nemo_gym.sandbox import process", ["nemo_gym.sandbox.process"]),
         ("from nemo_gym.global_config import _GLOBAL_CONFIG_DICT", ["nemo_gym.global_config._GLOBAL_CONFIG_DICT"]),

@@ -21,7 +21,6 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.server_utils import ServerClient
-from nemo_gym.servers.direct import DirectLane
 
 USAGE = {"input_tokens": 11, "output_tokens": 7, "total_tokens": 18}
 
@@ -118,8 +117,8 @@ def main(kind: str, *options: str) -> None:
         head_server_config=BaseServerConfig(host="127.0.0.1", port=1),
         global_config_dict=OmegaConf.from_dotlist(list(options)),
     )
-    lane = DirectLane(KINDS[kind](config=config, server_client=client).complete_app(), "policy")
-    server = uvicorn.Server(uvicorn.Config(lane, log_level="warning", lifespan="off"))
+    app = KINDS[kind](config=config, server_client=client).complete_app()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
 
     async def serve() -> None:
         serving = asyncio.create_task(server.serve([listener]))

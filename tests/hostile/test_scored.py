@@ -22,7 +22,6 @@ from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import stored_by_agent
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
-from nemo_gym.servers.direct import DirectLane
 from nemo_gym.testing import _rollout, build_server
 from tests.hostile.model import ATTACKS, hostile_endpoint, mark, nested
 
@@ -110,9 +109,8 @@ async def serving(config: DictConfig) -> AsyncIterator[ServerClient]:
             server = build_server(instance, client, {})
             app = server.complete_app()
             await running.enter_async_context(app.router.lifespan_context(app))
-            lane = DirectLane(app, instance.name)
             address, paths = Address(server.config.host, server.config.port), server.CANCELLABLE_PATHS
-            register_local_app(instance.name, lane, [address], cancellable_paths=paths, direct=lane)
+            register_local_app(instance.name, app, [address], cancellable_paths=paths)
         yield client
 
 

@@ -25,7 +25,6 @@ from nemo_gym.http.run_answers import (
 from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import raise_for_status
-from nemo_gym.servers.direct import DirectLane
 
 PORT = 9
 
@@ -73,8 +72,8 @@ def answers(*bodies: dict[str, Any], is_wrapped: bool, asked: bool = True) -> li
     async def ask() -> list[Any]:
         config = BaseResponsesAPIAgentConfig(name="caller", host="127.0.0.1", port=PORT, entrypoint="app.py")
         agent = Caller(config=config, server_client=client, is_wrapped=is_wrapped)
-        lane = DirectLane(agent.complete_app(), "caller")
-        register_local_app("caller", lane, [("127.0.0.1", PORT)], direct=lane)
+        app = agent.complete_app()
+        register_local_app("caller", app, [("127.0.0.1", PORT)])
         headers = {"headers": ASKS_FOR_CALLS} if asked else {}
         found = [await client.post("caller", "/run", json=body, **headers) for body in bodies]
         assert CALL_LOG.get() is None
@@ -160,8 +159,8 @@ def test_a_rollout_that_was_asked_for_by_name_can_be_asked_after(is_wrapped: boo
 
         config = BaseResponsesAPIAgentConfig(name="caller", host="127.0.0.1", port=PORT, entrypoint="app.py")
         agent = Waiting(config=config, server_client=client, is_wrapped=is_wrapped)
-        lane = DirectLane(agent.complete_app(), "caller")
-        register_local_app("caller", lane, [("127.0.0.1", PORT)], direct=lane)
+        app = agent.complete_app()
+        register_local_app("caller", app, [("127.0.0.1", PORT)])
         headers = {**ASKS_FOR_CALLS, ATTEMPT_HEADER: "run/3/0"}
         rollout = asyncio.create_task(client.post("caller", "/run", json={"calls": 2}, headers=headers))
         await in_tool.wait()

@@ -8,13 +8,11 @@ from pydantic import BaseModel, ValidationError
 
 from nemo_gym.http.model_answers import (
     read_json,
-    validated_as_it_is,
     validated_json,
     with_whole_calls,
     without_half_pairs,
 )
 from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymResponse
-from tests.perf.side_by_side import endpoint
 
 
 @pytest.mark.parametrize(
@@ -42,8 +40,8 @@ def test_half_of_a_pair_becomes_a_replacement_and_nothing_else_changes(body: byt
 def test_whole_json_is_passed_on_as_it_came() -> None:
     body = b' {"a": 1} '
 
-    assert read_json(body) == ({"a": 1}, body, None)
-    assert read_json(rb'{"a": "\ud800"}') == ({"a": "\ufffd"}, rb'{"a": "\ufffd"}', None)
+    assert read_json(body) == ({"a": 1}, body)
+    assert read_json(rb'{"a": "\ud800"}') == ({"a": "\ufffd"}, rb'{"a": "\ufffd"}')
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"a": ', rb'{"a": "\ud800"', rb'"\ud8"'])
@@ -116,42 +114,3 @@ def test_an_answer_that_cannot_be_mended_is_refused() -> None:
         validated_json(Counted, b'{"count": "many"}')
     with pytest.raises(ValidationError, match="Invalid JSON"):
         validated_json(Counted, b"<html>")
-
-
-TEXT_OF_USAGE = orjson.dumps('{"usage":{"input_tokens_details":{"cached_tokens":0}}}').decode()
-NOT_AS_IT_IS = {
-    "no usage": lambda body: body.replace(b'"usage"', b'"usages"'),
-    "null usage": lambda body: body[: body.index(b'"usage"')] + b'"usage":null,"user":null}',
-    "no details": lambda body: body.replace(b'"input_tokens_details"', b'"details"'),
-    "null count": lambda body: body.replace(b'"reasoning_tokens":0', b'"reasoning_tokens":null'),
-    "details elsewhere": lambda body: body.replace(b'"input_tokens_details"', b'"details"').replace(
-        b'"metadata":{}', b'"metadata":{"usage":{"input_tokens_details":{"cached_tokens":0}}}'
-    ),
-    "null content": lambda body: body.replace(
-        b'"output":[', b'"output":[{"type":"reasoning","id":"r","summary":[],"content":null},'
-    ),
-    "half of a pair": lambda body: body.replace(b'"metadata":{}', rb'"metadata":{"a":"\ud83d"}'),
-    "no text": lambda body: body.replace(b'"metadata":{}', b'"metadata":{"a":"\xff"}'),
-    "token ids": lambda body: body.replace(b'"metadata":{}', b'"metadata":{"prompt_token_ids":"1"}'),
-    "long": lambda body: body.replace(b'"metadata":{}', b'"metadata":{"a":"%b"}' % (b"x" * 20_000)),
-    "no call id": lambda body: body.replace(b'"call_id":"call_0001"', b'"call_id":null'),
-    "cut off": lambda body: body[:-1],
-    "no response": lambda body: b'{"object":"chat.completion"}',
-}
-
-
-@pytest.mark.parametrize("change", NOT_AS_IT_IS.values(), ids=NOT_AS_IT_IS)
-def test_an_answer_that_may_have_to_be_mended_is_looked_at_more_closely(change: Any) -> None:
-    changed = change(endpoint.CALL)
-
-    assert changed != endpoint.CALL
-    assert validated_as_it_is(NeMoGymResponse, changed) is None
-
-
-@pytest.mark.parametrize("said", ["", TEXT_OF_USAGE, '"{\\"content\\":null} \\\\"'], ids=["plain", "usage", "content"])
-def test_any_other_answer_is_what_reading_it_gives(said: str) -> None:
-    body = endpoint.CALL.replace(b'"metadata":{}', b'"metadata":{"a":%b}' % said.encode()) if said else endpoint.CALL
-    spaced = orjson.dumps(orjson.loads(body), option=orjson.OPT_INDENT_2)
-
-    for answer in (body, spaced):
-        assert validated_as_it_is(NeMoGymResponse, answer) == NeMoGymResponse.model_validate(orjson.loads(answer))

@@ -16,7 +16,7 @@ from nemo_gym.http.run_answers import (
     partial_of,
     taken_apart,
 )
-from nemo_gym.servers.middleware import Failures
+from nemo_gym.servers.failures import Failures
 
 
 def response(*texts: str) -> dict[str, Any]:

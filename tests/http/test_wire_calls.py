@@ -2,24 +2,20 @@
 
 import asyncio
 import contextlib
-import json
 import os
-import re
 import resource
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import aiohttp
-import orjson
 import pytest
 from omegaconf import OmegaConf
 from yarl import URL
 
 from nemo_gym import server_utils
-from nemo_gym.config.secrets import CHALLENGE_HEADER, proof_of
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.client import RolloutSender, ServerClient
+from nemo_gym.http.client import ServerClient
 from nemo_gym.http.errors import ServerLostError, ServerResponseError, ServerUnreachableError
 from nemo_gym.http.model_endpoint import NeMoGymAsyncOpenAI
 from nemo_gym.http.request import get_response_json, raise_for_status, request, try_once
@@ -335,79 +331,21 @@ def test_the_url_of_an_answer_is_that_of_its_request(run: Run) -> None:
     assert run(call()) == URL("http://127.0.0.1:1/a%20b?c")
 
 
-HEADERS = {**JSON_HEADERS, "x-wanted": "true"}
-TOKEN = "a-token-of-this-run"
-
-
-async def proving_echo(line: Line) -> None:
-    """The same of a server that knows the token."""
-    while said := await line.request():
-        found = re.search(rb"(?i)%b: (\S+)" % CHALLENGE_HEADER.encode(), said)
-        port = line.writer.get_extra_info("sockname")[1]
-        proof = found and json.dumps({"proof": proof_of(TOKEN, found[1].decode(), port), "port": port}).encode()
-        await line.say(plain(proof or said))
-
-
-def sender_to(port: int, **config: Any) -> tuple[ServerClient, RolloutSender]:
-    """A client and a sender for the server `tools`; made inside a coroutine."""
+async def roll_out(port: int, name: str) -> aiohttp.ClientResponse:
+    """Ask the server `tools` for a rollout under that name."""
     block = {"entrypoint": "app.py", "host": "127.0.0.1", "port": port}
-    instances = {"tools": {"responses_api_agents": {"some_agent": block}}, **config}
     client = ServerClient(
-        head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=OmegaConf.create(instances)
+        head_server_config=BaseServerConfig(host="127.0.0.1", port=1),
+        global_config_dict=OmegaConf.create({"tools": {"responses_api_agents": {"some_agent": block}}}),
     )
-    return client, RolloutSender(client, "/run", HEADERS)
-
-
-@pytest.mark.parametrize("config", [{}, {"auth_token": TOKEN}])
-def test_a_rollout_is_sent_with_the_very_bytes_of_any_other_call(run: Run, config: dict[str, Any]) -> None:
-    async def work() -> list[bytes]:
-        async with peer_on(proving_echo if config else echo) as peer:
-            client, sender = sender_to(peer.port, **config)
-            named = {**HEADERS, ATTEMPT_HEADER: "run/3/1"}
-            plainly = await client.post(server_name="tools", url_path="/run", json={"ü": [1]}, headers=named)
-            quickly = [await sender.post("tools", {"ü": [1]}, "run/3/1") for _ in range(2)]
-            return [await answer.read() for answer in (plainly, *quickly)]
-
-    plainly, *quickly = run(work())
-
-    assert plainly.endswith('{"ü":[1]}'.encode())
-    assert quickly == [plainly, plainly]
-
-
-def test_repeats_of_a_long_row_are_sent_with_the_bytes_of_the_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
-    dumps = orjson.dumps
-
-    def noted(value: Any, *args: Any, **options: Any) -> bytes:
-        written.append(len(dumps(value, *args, **options)))
-        return dumps(value, *args, **options)
-
-    async def work() -> list[bytes]:
-        async with peer_on(echo) as peer:
-            _, sender = sender_to(peer.port)
-            asked: list[bytes] = []
-            for text in ("x" * 100_000, "y" * 100_000, 'z"\0\n'):
-                row = {"a": 1, "responses_create_params": {"input": text}, "b": {"c": text[:3]}}
-                for index in range(4):
-                    monkeypatch.setattr(orjson, "dumps", noted)
-                    answer = await sender.post("tools", {**row, "index": index}, "run/3/1")
-                    monkeypatch.setattr(orjson, "dumps", dumps)
-                    said = await answer.read()
-                    assert said.endswith(b"\r\n\r\n" + dumps({**row, "index": index}))
-                    assert b"content-length: %d\r\n" % len(dumps({**row, "index": index})) in said.lower()
-                    asked.append(said)
-            return asked
-
-    assert len(run(work())) == 12
-    assert sum(size > 50_000 for size in written) == 4  # the first of each row, and their parameters for the others
+    return await client.post(server_name="tools", url_path="/run", json={}, headers={ATTEMPT_HEADER: name})
 
 
 def test_a_rollout_that_reached_nobody_is_sent_again(run: Run, free_port: int, configure: Configure) -> None:
     configure(http_retry_max_tries=50, http_retry_first_delay_s=0.01, http_retry_max_delay_s=0.05)
 
     async def work() -> bytes:
-        _, sender = sender_to(free_port)
-        sent = asyncio.ensure_future(sender.post("tools", {}, "run/0/0"))
+        sent = asyncio.ensure_future(roll_out(free_port, "run/0/0"))
         await asyncio.sleep(0.05)
         async with peer_on(echo, port=free_port):
             return await (await sent).read()
@@ -426,10 +364,9 @@ def test_a_rollout_follows_redirects_and_names_what_was_lost(run: Run) -> None:
 
     async def work() -> tuple[bytes, str]:
         async with peer_on(there) as peer:
-            _, sender = sender_to(peer.port)
-            arrived = await (await sender.post("tools", {}, "run/0/0")).read()
+            arrived = await (await roll_out(peer.port, "run/0/0")).read()
             with pytest.raises(ServerLostError) as lost:
-                await sender.post("tools", {}, "run/0/1")
+                await roll_out(peer.port, "run/0/1")
             return arrived, str(lost.value)
 
     arrived, message = run(work())

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import re
 import stat
 import subprocess
 import sys
@@ -16,10 +14,8 @@ from typing import Any
 
 import anthropic
 import openai
-import orjson
 import pytest
 from fastapi.responses import StreamingResponse
-from pydantic import field_serializer
 
 from nemo_gym.base_responses_api_model import (
     CaptureStore,
@@ -31,16 +27,12 @@ from nemo_gym.base_responses_api_model import (
     read_model_call_records,
 )
 from nemo_gym.errors import ConfigError
-from nemo_gym.http import request as http_request
-from nemo_gym.http.request import SharedJson, json_bytes, request_json
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.observability.calls import rebuilt
 from nemo_gym.observability.store import Observing
-from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.rollout_correlation import rollout_context
-from nemo_gym.servers.capture import ModelCallCapture, ModelCallCaptureMiddleware, _new_id
+from nemo_gym.servers.capture import ModelCallCaptureMiddleware
 from tests.dialects.test_sdk_clients import CHAT_TOOL, MESSAGES_TOOL, SERVER, TOOL, speaking
-from tests.recording.harness import Stage, noisy_endpoint, rows_of_example
 
 HI: Any = [{"role": "user", "content": "hi"}]
 FAIL: Any = [{"role": "user", "content": "fail"}]
@@ -115,78 +107,6 @@ def test_a_call_is_on_disk_when_its_answer_has_ended(
     assert first.completed_at >= first.started_at
     assert (first.latency_ttft_ms is not None) is stream
     assert (first.response_raw is not None) is stream
-
-
-ITEMS: list[dict[str, Any]] = [
-    {"role": "user", "content": "hi \n \u00e9 \U0001f600"},
-    {"role": "user", "content": [{"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": "x"}]},
-    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
-    {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
-     "content": [{"type": "output_text", "text": "well", "annotations": []}]},
-    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "look", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "c", "output": "3"},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("items", [ITEMS, "hi", ITEMS[:1]])
-def test_a_request_that_was_handed_over_is_captured_as_it_would_have_been_sent(items: Any) -> None:
-    more = {"tools": [TOOL], "temperature": 0.1, "max_output_tokens": 1 << 40, "metadata": {"a": "b"}}
-    for given in (
-        {"input": items},
-        {"input": items, **more},
-        {"input": items, "top_p": 1e-7, "max_output_tokens": 1 << 70},
-    ):
-        body = NeMoGymResponseCreateParamsNonStreaming.model_validate(given)
-        assert request_json(body) == json_bytes(body)
-
-
-def test_what_is_sent_to_the_endpoint_is_written_once_and_captured_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[bytes] = []
-    write = http_request._request_json
-
-    def noted(content: Any) -> bytes:
-        written.append(write(content))
-        return written[-1]
-
-    monkeypatch.setattr(http_request, "_request_json", noted)
-    observing: dict[str, Any] = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
-    with noisy_endpoint() as endpoint, Stage(endpoint.port, **observing) as stage:
-        stage.roll_out(rows_of_example(1)[:1])
-
-    captured = [call["request"] for call in CaptureStore(tmp_path).read("0-0")]
-    assert len(captured) > 1
-    assert [orjson.loads(each) for each in written] == captured
-
-
-def test_what_one_call_has_written_is_not_taken_for_that_of_another() -> None:
-    body = NeMoGymResponseCreateParamsNonStreaming(input="hi")
-    with SharedJson(body) as shared:
-        assert request_json(body) == b'{"input":"hi"}' == shared.made
-        other = NeMoGymResponseCreateParamsNonStreaming(input="other")
-        assert request_json(other) == b'{"input":"other"}'
-        with SharedJson(other):
-            body.input = "changed"
-            assert request_json(body) == b'{"input":"changed"}'
-        assert request_json(body) == b'{"input":"hi"}'
-    assert request_json(body) == b'{"input":"changed"}'
-
-
-def test_half_a_character_is_written_as_an_escape() -> None:
-    body = NeMoGymResponseCreateParamsNonStreaming(input="half: \ud83d")
-    assert request_json(body) == json_bytes(body) == b'{"input":"half: \\ud83d"}'
-
-
-def test_what_writes_itself_is_left_to_do_so() -> None:
-    class Own(NeMoGymResponseCreateParamsNonStreaming):
-        @field_serializer("temperature")
-        def _told(self, value: float) -> str:
-            return f"{value} degrees"
-
-    body = Own(input="hi", temperature=0.5)
-
-    assert b"0.5 degrees" in request_json(body)
 
 
 def test_a_call_that_names_no_rollout_is_not_captured(url: str, folder: Path) -> None:
@@ -269,21 +189,6 @@ def test_calls_that_were_answered_are_in_the_record_although_the_server_was_kill
     assert [call["request"]["input"] for call in calls] == ["one", "two"]
     assert record["ng_model_call_capture"]["metrics"]["num_calls"] == 2
     assert "gaps" not in record["ng_model_call_capture"]
-
-
-def test_no_two_calls_have_the_same_id_not_even_in_two_processes() -> None:
-    given = [_new_id() for _ in range(200)]
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, _new_id().encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    given += [os.read(reading, 100).decode(), _new_id()]
-    os.close(reading)
-    os.close(writing)
-    assert len(set(given)) == len(given)
-    assert all(re.fullmatch(r"[0-9a-f]{32}", each) for each in given)
 
 
 def test_nothing_is_captured_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -414,7 +319,7 @@ def test_a_call_whose_caller_hangs_up_before_the_answer_ends_is_captured(
             pass
 
         app = ModelCallCaptureMiddleware(
-            StreamingResponse(said(), media_type=media_type), capture=ModelCallCapture(CaptureStore(tmp_path), "policy")
+            StreamingResponse(said(), media_type=media_type), CaptureStore(tmp_path), "policy"
         )
         with rollout_context("3-1"):
             await app({"type": "http", "path": "/v1/chat/completions"}, receive, send)

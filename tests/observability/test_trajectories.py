@@ -13,13 +13,12 @@ from nemo_gym.base_responses_api_model import (
     merge_model_call_capture_into_record,
 )
 from nemo_gym.collect.collector import lines_to_upload
-from nemo_gym.jsonl import Unread, to_line
+from nemo_gym.jsonl import to_line
 from nemo_gym.keys import OBSERVED_KEYS
 from nemo_gym.observability.store import Observing
 from nemo_gym.rollout_observability import TrajectoryRecord
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.read import without_observations
-from nemo_gym.schemas.wire import ACCOUNT_BYTES, with_account_unread, with_lists_read
 from tests.recording.harness import Stage, noisy_endpoint, rows_of_example
 
 ROW = {"_ng_task_index": 3, "_ng_rollout_index": 1, "responses_create_params": {"input": "hi"}}
@@ -242,12 +241,6 @@ def test_trackers_get_neither_trajectories_nor_what_was_said(tmp_path: Path) -> 
     assert "request" not in sent["ng_model_call_capture"]["calls"][0]
 
 
-def written(exchange: dict[str, Any]) -> bytes:
-    """A line as a model server writes it if the request is its own writing."""
-    line = orjson.dumps(exchange)
-    return line.replace(b',"request":', b',\t"request":').replace(b',"response":', b',\t"response":')
-
-
 def exchange_of(number: int, **more: Any) -> dict[str, Any]:
     item = {**CALL_ITEM, "arguments": '{"tab":"\\t"}'}
     usage = {
@@ -308,159 +301,26 @@ def account_of(*numbers: int, **more: Any) -> dict[str, Any]:
     return {**account, "model_calls": [], "tool_calls": [tool], "gaps": [gap], **more}
 
 
-def both_ways(tmp_path: Path, account: dict[str, Any]) -> tuple[bytes, bytes, bool]:
-    """The line of a record whose account was left as it is written, that of one which was read; and was it left?"""
-    unread: dict[str, Any] = {**ROW, "reward": 1.0, "ng_trajectory": Unread(orjson.dumps(account))}
-    read: dict[str, Any] = {**ROW, "reward": 1.0, "ng_trajectory": orjson.loads(orjson.dumps(account))}
-    for record in (unread, read):
-        Observing([tmp_path]).fold(ROW, record)
-    return to_line(unread), to_line(read), isinstance(unread["ng_trajectory"], Unread)
-
-
-def test_what_our_servers_wrote_is_folded_unread_to_the_same_bytes(tmp_path: Path) -> None:
-    lines = [written(exchange_of(number)) for number in (1, 2, 3)]
-    lines[1] = lines[1].replace(b'"status":"completed",', b'\t"status": "completed", ')  # as the endpoint wrote it
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
-    unread, read, is_left = both_ways(tmp_path, account_of(1, 2, 3))
-    assert is_left
-    assert unread == read
-    trajectory = orjson.loads(unread)["ng_trajectory"]
-    assert [turn["model_calls"][0]["model_call_id"] for turn in trajectory["turns"]] == ["call-1", "call-2", "call-3"]
-    assert trajectory["model_calls"][1]["request"] == exchange_of(2)["request"]
-
-
-MANY_TOOLS = [
-    {"type": "function", "name": f"tool_{number}", "parameters": {"properties": {"tools": {"type": "array"}}}}
-    for number in range(3)
-]
-
-
-def answering(number: int, **more: Any) -> bytes:
-    """The line of a call whose answer has further fields."""
-    return written(exchange_of(number, response={**exchange_of(number)["response"], **more}))
-
-
-TOOLS_OF_ANSWERS = {
-    "repeated": [answering(number, tools=MANY_TOOLS, object="response") for number in (1, 2, 3)],
-    "of one": [answering(1, tools=MANY_TOOLS)],
-    "other ones": [answering(1, tools=MANY_TOOLS), answering(2, tools=MANY_TOOLS[1:]), answering(3, tools=[])],
-    "more": [answering(1, tools=MANY_TOOLS), answering(2, tools=[*MANY_TOOLS, {}])],
-    "gone": [answering(1, tools=MANY_TOOLS), answering(2)],
-    "null": [answering(1, tools=MANY_TOOLS), answering(2, tools=None)],
-    "twice": [answering(1, tools=MANY_TOOLS), answering(2, tools=MANY_TOOLS, metadata={"tools": MANY_TOOLS})],
-    "first elsewhere": [answering(1, tools=MANY_TOOLS), answering(2, metadata={"tools": MANY_TOOLS}, tools=None)],
-    "written otherwise": [
-        answering(1, tools=MANY_TOOLS),
-        answering(2, tools=MANY_TOOLS).replace(b'"tools":[{"type"', b'"tools": [ {"type"'),  # of the answer
-    ],
-    "few": [answering(number, tools=[{}]) for number in (1, 2)],
-}
-
-
-@pytest.mark.parametrize("lines", TOOLS_OF_ANSWERS.values(), ids=TOOLS_OF_ANSWERS)
-def test_tools_that_answers_repeat_are_in_the_record_as_if_each_was_read(tmp_path: Path, lines: list[bytes]) -> None:
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
-    unread, read, is_left = both_ways(tmp_path, account_of(*range(1, len(lines) + 1)))
-    assert is_left
-    assert unread == read
-
-
-def test_tools_that_stand_only_elsewhere_in_an_answer_are_read_after_all(tmp_path: Path) -> None:
-    lines = [answering(1, tools=MANY_TOOLS), answering(2, metadata={"tools": MANY_TOOLS})]
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
-    unread, read, is_left = both_ways(tmp_path, account_of(1, 2))
-    assert not is_left
-    assert unread == read
-
-
-def test_calls_are_named_whose_answers_have_names_of_different_lengths(tmp_path: Path) -> None:
-    lines = [written(exchange_of(number)) for number in (8, 9, 10, 11)]
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
-    unread, read, is_left = both_ways(tmp_path, account_of(8, 9, 10, 11))
-    assert is_left
-    assert unread == read
-
-
-def test_a_rollout_of_bundled_servers_is_folded_unread(tmp_path: Path) -> None:
+def test_a_rollout_of_bundled_servers_is_folded_with_its_calls_and_turns(tmp_path: Path) -> None:
     row = rows_of_example(1)[0]
     observing: dict[str, Any] = {"observability_enabled": True, "model_call_capture_dir": str(tmp_path)}
     with noisy_endpoint() as endpoint, Stage(endpoint.port, **observing) as stage:
         record = stage.stored(row)
-    told = record["ng_trajectory"]
-    assert isinstance(told, Unread)
-    read = {**record, "ng_trajectory": orjson.loads(told.written)}
-    for each in (record, read):
-        Observing([tmp_path]).fold(row, each)
-    assert isinstance(record["ng_trajectory"], Unread)
-    assert to_line(record) == to_line(read)
-    assert TrajectoryRecord.model_validate(read["ng_trajectory"]).turns
+    Observing([tmp_path]).fold(row, record)
+    trajectory = TrajectoryRecord.model_validate(record["ng_trajectory"])
 
-
-ODD_FILES: dict[str, Any] = {
-    "nothing": [],
-    "another's writing": [orjson.dumps(exchange_of(1)), written(exchange_of(2))],
-    "a stream": [written(exchange_of(1)), written(exchange_of(2, response_raw="data: {}"))],
-    "an error": [written(exchange_of(1)), written(exchange_of(2, response=None, response_raw="no"))],
-    "no model": [written(exchange_of(1)), written(exchange_of(2, response={"id": "resp_2"}))],
-    "not in order": [written(exchange_of(2)), written(exchange_of(1))],
-    "the same answer twice": [written(exchange_of(1)), written(exchange_of(2)), written(exchange_of(2))],
-    "a call too few": [written(exchange_of(1))],
-    "torn in the end": [written(exchange_of(1)), written(exchange_of(2))[:-30]],
-    "torn in a request": [written(exchange_of(1))[:320] + written(exchange_of(2))],
-    "torn in an answer": [written(exchange_of(1))[:-9] + written(exchange_of(2))],
-    "torn after an answer": [written(exchange_of(1))[:-1] + written(exchange_of(2))],
-    "no JSON": [b"\t\t", written(exchange_of(1)), written(exchange_of(2))],
-}
-
-
-@pytest.mark.parametrize("lines", ODD_FILES.values(), ids=ODD_FILES)
-def test_files_that_are_odd_are_read_after_all(tmp_path: Path, lines: list[bytes]) -> None:
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"".join(line + b"\n" for line in lines))
-    unread, read, is_left = both_ways(tmp_path, account_of(1, 2))
-    assert not is_left
-    assert unread == read
-
-
-ODD_ACCOUNTS = {
-    "of another rollout": account_of(1, 2, rollout_id="4-1"),
-    "redacted": account_of(1, 2, gaps=[{"code": "multimodal_history_redacted", "invocation_id": None, "detail": None}]),
-    "with calls of its own": account_of(1, 2, model_calls=[{"model_call_id": "x"}]),
-    "with a tool that said nothing": account_of(
-        1, 2, tool_calls=[{**account_of(1)["tool_calls"][0], "output": None, "tool_call_id": "c1"}]
-    ),
-    "with a tool call twice": account_of(1, 2, tool_calls=account_of(1)["tool_calls"] * 2),
-    "silent": account_of(1, 2, invocations=[{**account_of(1, 2)["invocations"][0], "conversation": []}]),
-    "without turns": account_of(),
-    "with a gap twice": account_of(1, 2, gaps=account_of(1)["gaps"] * 2),
-    "with more than there should be": account_of(1, 2, further=[]),
-    "invalid": {"schema_version": "1.0"},
-}
-
-
-@pytest.mark.parametrize("account", ODD_ACCOUNTS.values(), ids=ODD_ACCOUNTS)
-def test_accounts_that_are_odd_are_read_after_all(tmp_path: Path, account: dict[str, Any]) -> None:
-    lines = [written(exchange_of(number)) for number in (1, 2)]
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(b"\n".join([*lines, b""]))
-    unread, read, is_left = both_ways(tmp_path, account)
-    assert not is_left
-    assert unread == read
-
-
-def test_a_call_that_is_missing_is_told_of_an_account_that_nobody_read(tmp_path: Path) -> None:
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(written(exchange_of(1)) + b"\n")
-    CaptureStore(tmp_path).mark_incomplete("3-1")
-    unread, read, is_left = both_ways(tmp_path, account_of(1))
-    assert not is_left
-    assert unread == read
-    assert b"model_call_capture_incomplete" in unread
+    assert len(trajectory.model_calls) == len(trajectory.turns) == len(record["ng_model_call_capture"]["calls"])
+    assert [turn.model_calls[0].model_call_id for turn in trajectory.turns] == [
+        call.model_call_id for call in trajectory.model_calls
+    ]
 
 
 def test_metrics_leave_out_what_was_observed_wherever_it_can_be_told(tmp_path: Path) -> None:
-    CaptureStore(tmp_path).path_for("3-1").write_bytes(written(exchange_of(1)) + b"\n")
+    CaptureStore(tmp_path).path_for("3-1").write_bytes(orjson.dumps(exchange_of(1)) + b"\n")
     row = {name: ROW[name] for name in ("_ng_task_index", "_ng_rollout_index")}
     record: dict[str, Any] = {
         "reward": 1.0,
-        "ng_trajectory": Unread(orjson.dumps(account_of(1))),
+        "ng_trajectory": account_of(1),
         **row,
         "_ng_timing": {},
     }
@@ -476,17 +336,3 @@ def test_metrics_leave_out_what_was_observed_wherever_it_can_be_told(tmp_path: P
         "about": nested["about"],
     }
     assert without_observations(orjson.dumps(plain)) == plain
-
-
-@pytest.mark.parametrize(
-    ("headers", "is_left"),
-    [([], False), ([(ACCOUNT_BYTES, b"2")], False), ([(ACCOUNT_BYTES, b"x")], False), ([(ACCOUNT_BYTES, b"8")], True)],
-)
-def test_an_account_is_left_unread_only_where_its_agent_says_how_long_it_is(
-    headers: list[tuple[bytes, bytes]], is_left: bool
-) -> None:
-    record = with_account_unread(b'{"reward":1,"ng_trajectory":{"a":[]}}', headers)
-    assert (record is not None) is is_left
-    if is_left:
-        assert record["ng_trajectory"].written == b'{"a":[]}'
-        assert with_lists_read(record) == {"reward": 1, "ng_trajectory": {"a": []}}

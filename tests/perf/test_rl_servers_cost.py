@@ -25,9 +25,8 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.client import ServerClient
-from nemo_gym.http.transports.memory import Answer, register_local_app
+from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.rl.message_log import build_message_log
-from nemo_gym.servers.direct import DirectLane
 from nemo_gym.testing import build_server
 
 TOKENS = 32_768
@@ -74,8 +73,8 @@ def endpoint(folder: Path) -> Iterator[int]:
             process.kill()
 
 
-def agent_lane(port: int) -> DirectLane:
-    """The agent, with its model server and environment in the same process."""
+def client_of_agent(port: int) -> ServerClient:
+    """Return a client of an agent whose model server and environment are in the same process."""
     model: dict[str, Any] = {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "k", "model": "m"}
     model |= {"entrypoint": "app.py", "return_token_id_information": True, "uses_reasoning_parser": False}
     model |= {"request_prompt_and_generation_token_ids": True}
@@ -88,27 +87,21 @@ def agent_lane(port: int) -> DirectLane:
         )
     )
     client = ServerClient(head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=config)
-    lanes = {}
     for instance in GlobalConfigDictParser().filter_for_server_instance_configs(config):
         server = build_server(instance, client, {})
-        lane = lanes[instance.name] = DirectLane(server.complete_app(), instance.name)
         address, paths = Address(server.config.host, server.config.port), server.CANCELLABLE_PATHS
-        register_local_app(instance.name, lane, [address], cancellable_paths=paths, direct=lane)
-    return lanes["example_single_tool_call_simple_agent"]
+        register_local_app(instance.name, server.complete_app(), [address], cancellable_paths=paths)
+    return client
 
 
 async def seconds_of_rollouts(port: int) -> list[float]:
-    lane = agent_lane(port)
-    call = lane.find("POST", "/run")
-    assert call is not None
+    client = client_of_agent(port)
     row = {"responses_create_params": {"input": "go"}}
     seconds = []
     for _ in range(ROLLOUTS + 1):
-        scope: Any = {"type": "http", "method": "POST", "path": "/run", "headers": [], "query_string": b""}
         began_s = time.thread_time()
-        answer = await lane.answer(call, scope, orjson.dumps(row), asyncio.Event().wait)  # type: ignore[arg-type]
-        assert isinstance(answer, Answer)
-        log = build_message_log(orjson.loads(answer.body), Tokens())["message_log"]
+        answer = await client.post("example_single_tool_call_simple_agent", "/run", json=row)
+        log = build_message_log(orjson.loads(await answer.read()), Tokens())["message_log"]
         seconds.append(time.thread_time() - began_s)
         assert [len(message["token_ids"]) for message in log] == [3, TOKENS]
         assert len(log[1]["generation_logprobs"]) == TOKENS

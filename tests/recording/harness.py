@@ -18,13 +18,12 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.client import ServerClient
-from nemo_gym.http.request import get_json_to_store, raise_for_status
+from nemo_gym.http.request import get_response_json, raise_for_status
 from nemo_gym.http.transports.memory import register_local_app, unregister_local_app
 from nemo_gym.http.transports.session import close_global_aiohttp_client
 from nemo_gym.keys import AGENTS_TYPE
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.runs.record import failure_record, stamp
-from nemo_gym.servers.direct import DirectLane
 from nemo_gym.testing import build_server
 from tests.collection.fakes import Row
 
@@ -111,9 +110,9 @@ class Stage:
             server = build_server(instance, self._client, {})
             app = server.complete_app()
             await self._up.enter_async_context(app.router.lifespan_context(app))
-            lane, address = DirectLane(app, instance.name), Address(server.config.host, server.config.port)
+            address = Address(server.config.host, server.config.port)
             paths = server.CANCELLABLE_PATHS
-            register_local_app(instance.name, lane, [address], cancellable_paths=paths, direct=lane)
+            register_local_app(instance.name, app, [address], cancellable_paths=paths)
             self._up.callback(unregister_local_app, instance.name)
 
     def roll_out(
@@ -135,7 +134,7 @@ class Stage:
 
         async def made() -> Row:
             answer = await self._client.post(server_name=self._agent, url_path="/run", json=row)
-            return stamp(row, await get_json_to_store(answer))
+            return stamp(row, await get_response_json(answer))
 
         return self._runner.run(made())
 

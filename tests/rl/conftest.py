@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 
 from nemo_gym import global_config
 from nemo_gym.rl.environment import NemoGym, NemoGymConfig
-from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.servers.gateway import Duties, Gateway
 
 AGENT = "some_agent"
 Handler = Callable[[dict[str, Any]], Any]
@@ -81,7 +81,7 @@ def attached(serve: Callable[[FastAPI], int], monkeypatch: pytest.MonkeyPatch) -
 
     def attach(run: Handler, run_config: dict[str, Any] | None = None, **settings: Any) -> NemoGym:
         app = FastAPI()
-        app.add_middleware(DisconnectMiddleware)
+        app.add_middleware(Gateway, duties=Duties(AGENT, cancellable_paths=frozenset({"/run"})))
         address: dict[str, Any] = {"host": "127.0.0.1"}
 
         @app.get("/global_config_dict_yaml")

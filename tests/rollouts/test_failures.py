@@ -35,7 +35,8 @@ from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.http.transports.session import use_client_settings
 from nemo_gym.log import LOGGER_NAME, setup_logging
 from nemo_gym.runs.record import Failure, FailureClass
-from nemo_gym.servers.middleware import ErrorMiddleware, Failures
+from nemo_gym.servers.failures import Failures
+from nemo_gym.servers.gateway import Duties, Gateway
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 
 ROW = {"_ng_task_index": 7, "_ng_rollout_index": 1, "agent_ref": {"name": "agent"}, "secret": "of the row"}
@@ -77,7 +78,7 @@ def app_that(path: str, behave: Callable[[], Awaitable[Any]], name: str | None =
     """An app that does one thing; with a name it tells of its errors as our servers do."""
     app = FastAPI()
     if name is not None:
-        app.add_middleware(ErrorMiddleware, failures=Failures(name, name))
+        app.add_middleware(Gateway, duties=Duties(name, failures=Failures(name, name)))
     app.post(path, response_model=None)(behave)
     return app
 

@@ -23,7 +23,7 @@ from nemo_gym.schemas.run_requests import (
     BaseVerifyResponse,
     undeclared_fields,
 )
-from nemo_gym.servers.routes import answers_with_row
+from nemo_gym.servers.json_route import answers_with_row
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": [{"role": "user", "content": "hi"}]},

@@ -24,7 +24,8 @@ from nemo_gym.http.errors import HeadServerError, ServerCallTimeoutError, Server
 from nemo_gym.http.request import raise_for_status
 from nemo_gym.server_status import StatusCommand
 from nemo_gym.server_utils import HeadServer
-from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.auth import CallerCheck
+from nemo_gym.servers.gateway import Duties, Gateway
 from tests.http.conftest import answer, uvicorn_on
 
 TOKEN = "the-token-of-this-run"
@@ -136,9 +137,8 @@ def app_with(token: str | None, asked: Counter[str] | None = None) -> FastAPI:
             asked[scope["path"]] += 1
         await app(scope, receive, send)
 
-    app.add_middleware(
-        AuthMiddleware, config=OmegaConf.create({"auth_token": token}), instance_name="tools", described_by=app
-    )
+    callers = CallerCheck(OmegaConf.create({"auth_token": token}), "tools", described_by=app)
+    app.add_middleware(Gateway, duties=Duties("tools", callers=callers))
     return app if asked is None else counting  # type: ignore[return-value]
 
 

@@ -26,7 +26,8 @@ from nemo_gym.config.hosts import MachineNames, machine_names
 from nemo_gym.global_config import find_open_port
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.server_utils import HeadServer
-from nemo_gym.servers.auth import AuthMiddleware
+from nemo_gym.servers.auth import CallerCheck
+from nemo_gym.servers.gateway import Duties, Gateway
 from tests.servers.conftest import Running, Start, start, starter, write_server
 
 __all__ = ["start"]
@@ -332,7 +333,8 @@ def foreign_app(**config: Any) -> FastAPI:
 
     app.include_router(router, prefix="/below")
     app.mount("/mounted", mounted)
-    app.add_middleware(AuthMiddleware, config=OmegaConf.create(config), instance_name="it", described_by=app)
+    callers = CallerCheck(OmegaConf.create(config), "it", described_by=app)
+    app.add_middleware(Gateway, duties=Duties("it", callers=callers))
     return app
 
 

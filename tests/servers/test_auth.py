@@ -22,8 +22,8 @@ from nemo_gym.http.request import raise_for_status
 from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.server_status import StatusCommand
 from nemo_gym.server_utils import HeadServer
-from nemo_gym.servers.auth import AuthMiddleware
-from nemo_gym.servers.direct import DirectLane
+from nemo_gym.servers.auth import CallerCheck
+from nemo_gym.servers.gateway import Duties, Gateway
 from tests.http.conftest import answer, peer_that, uvicorn_on
 from tests.servers.conftest import Running, starter, write_server
 
@@ -172,7 +172,7 @@ def test_the_token_does_not_follow_a_redirect_to_another_host() -> None:
         app = FastAPI()
         app.post("/away")(lambda: RedirectResponse(f"http://127.0.0.1:{stranger.port}/", 307))
         config = OmegaConf.create({"auth_token": TOKEN})
-        app.add_middleware(AuthMiddleware, config=config, instance_name="tools", described_by=app)
+        app.add_middleware(Gateway, duties=Duties("tools", callers=CallerCheck(config, "tools", described_by=app)))
 
         async def in_memory(client: ServerClient, port: int) -> Any:
             register_local_app("tools", app, [("127.0.0.1", port)])
@@ -185,14 +185,6 @@ def test_the_token_does_not_follow_a_redirect_to_another_host() -> None:
 
     assert len(stranger.received) == 2
     assert not any(TOKEN.encode() in request for request in stranger.received)
-
-
-def test_the_short_way_into_a_server_is_locked_too() -> None:
-    lane = DirectLane(built_elsewhere(TOKEN), "tools")
-
-    assert lane.find("POST", "/seed_session") is not None
-    with uvicorn_on(lane) as port, pytest.raises(ServerResponseError, match="401"):
-        post(client_of(port, None), "/seed_session", json={})
 
 
 @pytest.fixture

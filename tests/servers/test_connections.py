@@ -16,7 +16,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
 from nemo_gym.runs.record import without_garbage_collection
-from nemo_gym.servers.middleware import DisconnectMiddleware
+from nemo_gym.servers.gateway import Duties, Gateway
 
 DEADLINE_S = 20.0
 WENT_ON = threading.Event()
@@ -137,7 +137,7 @@ def test_who_goes_before_the_answer_takes_its_rollout_along_and_no_tool(path: st
         with contextlib.suppress(RuntimeError):
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    with serving(DisconnectMiddleware(working, frozenset({"/run"}))) as port:
+    with serving(Gateway(working, Duties("tools", cancellable_paths=frozenset({"/run"})))) as port:
         with line_to(port) as line:
             line.sendall(asking(path))
             assert begun.wait(DEADLINE_S)

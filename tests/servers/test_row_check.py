@@ -7,7 +7,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from nemo_gym.base_resources_server import BaseRunRequest, BaseSeedSessionRequest, BaseVerifyRequest
 from nemo_gym.data.row_shapes import RowShapes
-from nemo_gym.servers.routes import row_faults
+from nemo_gym.servers.json_route import row_faults
 
 PARAMS = {"input": "q"}
 

@@ -80,8 +80,6 @@ class LocalRequest(NamedTuple):
     body: bytes
     timeout_s: float | None
     """None means the client's own limit."""
-    content: Any = None
-    """Handed over instead of a body, to a server that takes it."""
     address: Address | TlsAddress | None = None
     """Where its server listens; None: nowhere."""
     head: bytes | None = None
@@ -266,7 +264,7 @@ def local_request(
     """The request `kwargs` describe; None when only aiohttp can make it."""
     if kwargs.get("headers") is JSON_HEADERS and _JSON_CALL.issuperset(kwargs):
         body, cookies = kwargs.get("data", b""), kwargs.get("cookies")
-        return json_request(method.upper(), base_url, url_path, body, cookies, None, address)
+        return json_request(method.upper(), base_url, url_path, body, cookies, address)
     if not _UNDERSTOOD.issuperset(kwargs):
         return None
     data = kwargs.get("data")
@@ -290,7 +288,7 @@ def local_request(
     timeout = kwargs.get("timeout")
     if isinstance(timeout, ClientTimeout):
         timeout = timeout.total
-    return _as_request(LocalRequest, (method, *target, headers, body, timeout, None, address, head, ()))
+    return _as_request(LocalRequest, (method, *target, headers, body, timeout, address, head, ()))
 
 
 def message_of(request: LocalRequest) -> Sequence[bytes]:
@@ -313,7 +311,6 @@ def json_request(
     url_path: str,
     body: bytes,
     cookies: Any,
-    content: Any = None,
     address: Address | TlsAddress | None = None,
 ) -> LocalRequest:
     """What nearly every call between servers is; `method` is in capitals."""
@@ -324,7 +321,7 @@ def json_request(
     else:
         headers = [*_json_headers(base_url), length]
     target = _target(base_url, url_path)
-    return _as_request(LocalRequest, (method, *target, headers, body, None, content, address, None, ()))
+    return _as_request(LocalRequest, (method, *target, headers, body, None, address, None, ()))
 
 
 @lru_cache

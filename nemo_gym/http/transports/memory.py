@@ -6,24 +6,20 @@ those it runs, and `ServerClient` finds them here before it opens a connection.
 
 A caller that vanishes (it is cancelled, or out of patience) takes the work at `CANCELLABLE_PATHS` with
 it, and never a tool, `/seed_session` or `/verify`: these are carried out to the end, as they are over
-HTTP, and so run in a task of their own unless they never wait.
-
-A server may offer a short way to its plain endpoints (`DirectCalls`). All other calls go through its
-ASGI app: the caller goes on when the body is complete, while the task may still have work to do.
+HTTP. The caller goes on when the body of the answer is complete, while the app may still have work to do.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from contextvars import copy_context
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import aiohttp
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.errors import AnswerTooLargeError
-from nemo_gym.http.transports.base import LocalRequest, call_after, time_limit
+from nemo_gym.http.transports.base import LocalRequest
 from nemo_gym.http.transports.response import LocalResponse, RawHeaders
 from nemo_gym.http.transports.session import current_settings
 from nemo_gym.keys import MODEL_PATHS
@@ -41,54 +37,8 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ADMITTED = "nemo_gym.admitted"
-"""In the scope of a call that needs no token: its caller is this process, or has shown the token already."""
-
-
-class Answer(NamedTuple):
-    """A complete answer."""
-
-    status: int
-    headers: RawHeaders
-    body: bytes
-    content: Any = None
-    """What the body is the JSON of, if the server still has it; nobody may change it."""
-
-
-class DirectCalls(Protocol):
-    """A server's short way to some of its endpoints."""
-
-    def find(self, method: str, path: str, /) -> Any:
-        """The endpoint, or None when it must be called through the app."""
-
-    def never_waits(self, call: Any, /) -> bool:
-        """Whether `answer` has its result at once: then there is nothing to carry out when its caller is gone."""
-
-    async def answer(self, call: Any, scope: Scope, body: bytes, receive: Receive, content: Any = None, /) -> Any:
-        """What an endpoint that `find` found answers: an `Answer`, or an ASGI app that sends one.
-
-        `content` stands for `body` if the endpoint takes it.
-        """
-
-
+"""In the scope of a call that this process makes itself: it needs no token."""
 _DISCONNECT = "http.disconnect"
-_ASGI = {"version": "3.0", "spec_version": "2.3"}
-_SCOPE: dict[str, Any] = {
-    "type": "http",
-    "http_version": "1.1",
-    "scheme": "http",
-    "root_path": "",
-    "client": ("127.0.0.1", 0),
-    ADMITTED: True,
-    "asgi": None,
-    "method": None,
-    "path": None,
-    "raw_path": None,
-    "query_string": None,
-    "headers": None,
-    "server": None,
-    "state": None,
-}
-"""Copied for every call: a dict that is large enough from the start need not grow."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +52,6 @@ class HostedApp:
     cancellable_paths: frozenset[str] = CANCELLABLE_PATHS
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the app's lifespan yielded."""
-    direct: DirectCalls | None = None
-    loop: asyncio.AbstractEventLoop | None = None
 
     async def exchange(self, request: LocalRequest, timeout_s: float) -> LocalResponse:
         """Answer `request`; the app's exceptions become answers, as they do over HTTP.
@@ -112,34 +60,52 @@ class HostedApp:
             TimeoutError: no complete answer within `timeout_s`.
             aiohttp.ServerDisconnectedError: the server was stopped before it answered.
         """
-        method, url, path, raw_path, query, headers, body, _, content, address, _, pieces = request
-        if pieces:
-            body = b"".join(pieces)
-        scope: Scope = _SCOPE.copy()
-        scope["asgi"] = _ASGI.copy()
-        scope["method"], scope["path"], scope["raw_path"], scope["query_string"] = method, path, raw_path, query
-        scope["headers"], scope["server"], scope["state"] = headers, address, {**self.state}
-        direct = self.direct
-        call = None if direct is None else direct.find(method, path)
-        if call is None or direct is None:
-            return await _call_app(self, self.app, scope, request, timeout_s, url)
-        work = direct.answer(call, scope, body, _nothing_more, content)
-        if path in self.cancellable_paths:
-            with time_limit(timeout_s, self.loop):
-                answer = await work
-        elif direct.never_waits(call):
-            answer = _at_once(work)
-        else:
-            answer = await _carried_out(work, timeout_s)
-        if type(answer) is not Answer:
-            return await _call_app(self, answer, scope, request, timeout_s, url)
-        status, headers, body, content = answer
-        return LocalResponse(method, url, status, headers, body, parsed=content)
+        exchange = _Exchange(request, current_settings().max_response_bytes)
+        task = asyncio.create_task(self._serve(request, exchange))
+        _RUNNING.add(task)
+        task.add_done_callback(_RUNNING.discard)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await exchange.answered
+        except (asyncio.CancelledError, TimeoutError):
+            if not exchange.complete and without_rollout_prefix(request.path) in self.cancellable_paths:
+                exchange.disconnect()
+                task.cancel()
+            raise
+        return exchange.response()
+
+    async def _serve(self, request: LocalRequest, exchange: "_Exchange") -> None:
+        try:
+            await self.app(self._scope(request), exchange.receive, exchange.send)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            exchange.stop()
+            raise
+        except BaseException as error:  # also SystemExit: a handler must not end the process that hosts it
+            logger.error("Server %r failed at %s %s", self.name, request.method, request.path, exc_info=error)
+        exchange.fail()
+
+    def _scope(self, request: LocalRequest) -> Scope:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "root_path": "",
+            "client": ("127.0.0.1", 0),
+            "server": request.address,
+            "method": request.method,
+            "path": request.path,
+            "raw_path": request.raw_path,
+            "query_string": request.query,
+            "headers": request.headers,
+            "state": {**self.state},
+            ADMITTED: True,
+        }
 
 
 _HOSTED: dict[asyncio.AbstractEventLoop, dict[str, HostedApp]] = {}
-_RUNNING: dict[asyncio.Task[Any], asyncio.Future[None] | None] = {}
-"""Work under way, and the future of whoever waits for its end."""
+_RUNNING: set[asyncio.Task[None]] = set()
+"""Work under way, which nobody else may hold on to."""
 
 
 def register_local_app(
@@ -149,7 +115,6 @@ def register_local_app(
     *,
     cancellable_paths: frozenset[str] = CANCELLABLE_PATHS,
     state: Mapping[str, Any] | None = None,
-    direct: DirectCalls | None = None,
 ) -> None:
     """Let callers in the running event loop reach `app` in memory under `name`.
 
@@ -158,11 +123,10 @@ def register_local_app(
     a name from `CANCELLABLE_PATHS` passes its own `cancellable_paths`.
     """
     known_at = frozenset(Address(host, port) for host, port in addresses)
-    running = asyncio.get_running_loop()
-    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {}, direct, running)
+    hosted = HostedApp(name, app, known_at, cancellable_paths, state or {})
     for loop in [loop for loop in _HOSTED if loop.is_closed()]:
         del _HOSTED[loop]
-    _HOSTED.setdefault(running, {})[name] = hosted
+    _HOSTED.setdefault(asyncio.get_running_loop(), {})[name] = hosted
 
 
 def unregister_local_app(name: str) -> None:
@@ -177,94 +141,11 @@ def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
     return hosted if hosted is not None and address in hosted.addresses else None
 
 
-def takes_over(hosted: HostedApp, method: str, path: str, content: Any) -> bool:
-    """Whether a server takes `content` as it is, so that it need not become JSON on the way."""
-    call = hosted.direct.find(method, path) if hosted.direct is not None else None
-    return call is not None and bool(call.takes(content))
-
-
-def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, which never waits; what it does to its context is its own affair, as in a task.
-
-    Work that waits even so fails where it does, and its server answers for that.
-    """
-    context = copy_context()
-    try:
-        context.run(work.send, None)
-        context.run(work.throw, RuntimeError("this endpoint is marked never_waits, and it waited; take the mark off"))
-    except StopIteration as ended:
-        return ended.value
-    except asyncio.CancelledError:
-        raise aiohttp.ServerDisconnectedError from None
-    work.close()
-    raise AssertionError("work that never waits has waited again while it failed")
-
-
-async def _carried_out(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-    """The result of `work`, which goes on to its end even if nobody waits for it any more."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    task = _spawn(loop, work, ended)
-    timer = call_after(loop, timeout_s, _wake, ended)
-    try:
-        await ended
-    finally:
-        timer.cancel()
-    if not task.done():
-        raise TimeoutError
-    if task.cancelled():
-        raise aiohttp.ServerDisconnectedError
-    return task.result()
-
-
-def _spawn(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], ended: "asyncio.Future[None] | None" = None
-) -> "asyncio.Task[Any]":
-    task = loop.create_task(work)
-    _RUNNING[task] = ended
-    task.add_done_callback(_note_end)
-    return task
-
-
-def _note_end(task: "asyncio.Task[Any]") -> None:
-    _wake(_RUNNING.pop(task))
-
-
-def _wake(ended: "asyncio.Future[None] | None") -> None:
-    if ended is not None and not ended.done():
-        ended.set_result(None)
-
-
-async def _nothing_more() -> Message:
-    """The `receive` of a request whose body has been handed over: nothing follows."""
-    await asyncio.Event().wait()
-    return {"type": _DISCONNECT}
-
-
-async def _call_app(
-    hosted: HostedApp, app: ASGIApp, scope: Scope, request: LocalRequest, timeout_s: float, url: str
-) -> LocalResponse:
-    loop = asyncio.get_running_loop()
-    exchange = _Exchange(loop, request, current_settings().max_response_bytes)
-    task = _spawn(loop, _serve(hosted, app, scope, exchange))
-    timer = loop.call_later(timeout_s, exchange.give_up)
-    try:
-        await exchange.answered
-    except (asyncio.CancelledError, TimeoutError):
-        if not exchange.complete and without_rollout_prefix(request.path) in hosted.cancellable_paths:
-            exchange.disconnect()
-            task.cancel()
-        raise
-    finally:
-        timer.cancel()
-    return exchange.response(url)
-
-
 class _Exchange:
     """One request and the answer it gets: the `receive` and `send` of an ASGI call."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request: LocalRequest, max_bytes: int) -> None:
-        self.answered: asyncio.Future[None] = loop.create_future()
+    def __init__(self, request: LocalRequest, max_bytes: int) -> None:
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.complete = False
         self._request = request
         self._request_taken = False
@@ -320,9 +201,6 @@ class _Exchange:
             self.disconnect()
             self._settle(aiohttp.ServerDisconnectedError())
 
-    def give_up(self) -> None:
-        self._settle(TimeoutError())
-
     def disconnect(self) -> None:
         self._ended.set()
 
@@ -339,19 +217,8 @@ class _Exchange:
         else:
             self.answered.set_exception(error)
 
-    def response(self, url: str) -> LocalResponse:
+    def response(self) -> LocalResponse:
         assert self._status is not None
         request = self._request
         body = b"" if request.method == "HEAD" else b"".join(self._chunks)
-        return LocalResponse(request.method, url, self._status, self._headers, body, broken=not self.complete)
-
-
-async def _serve(hosted: HostedApp, app: ASGIApp, scope: Scope, exchange: _Exchange) -> None:
-    try:
-        await app(scope, exchange.receive, exchange.send)
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-        exchange.stop()
-        raise
-    except BaseException as error:  # also SystemExit: a handler must not end the process that hosts it
-        logger.error("Server %r failed at %s %s", hosted.name, scope["method"], scope["path"], exc_info=error)
-    exchange.fail()
+        return LocalResponse(request.method, request.url, self._status, self._headers, body, broken=not self.complete)

@@ -86,9 +86,7 @@ class LocalResponse:
         *,
         broken: bool = False,
         sent_headers: RawHeaders | None = None,
-        parsed: Any = None,
     ) -> None:
-        """`parsed` is what the body is the JSON of, where the server still had it; nobody may change it."""
         self.method = method
         self.status = status
         self.ok = status < 400
@@ -97,7 +95,6 @@ class LocalResponse:
         self._body = body
         self._broken = broken
         self._sent_headers = sent_headers
-        self.parsed = parsed
 
     @property
     def reason(self) -> str:
@@ -168,11 +165,6 @@ class LocalResponse:
             else:
                 self._content.feed_eof()
         return self._content
-
-    @property
-    def whole_body(self) -> bytes | None:
-        """What `read` returns; None when that raises."""
-        return None if self._broken else self._body
 
     async def read(self) -> bytes:
         """The whole body."""

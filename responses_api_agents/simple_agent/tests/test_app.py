@@ -420,6 +420,9 @@ def test_metrics_come_from_the_environment_unless_nothing_was_verified() -> None
     metrics = TestClient(agent.complete_app()).post("/aggregate_metrics", json=body).json()
 
     assert paths_of(agent) == [("environment", "/aggregate_metrics")]
+    as_xml = {"content-type": "application/xml"}
+    refused = TestClient(agent.complete_app()).post("/aggregate_metrics", content=b"<a/>", headers=as_xml)
+    assert refused.status_code == 415
     assert metrics["key_metrics"] == {"mean/reward": 1.0}
     with pytest.warns(RuntimeWarning, match="not verified"):
         empty = TestClient(unverified.complete_app()).post("/aggregate_metrics", json=body).json()
