@@ -58,7 +58,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.process_inputs import config_file
-from nemo_gym.recording.recorder import Arrived, Call, Recorder, shaping_settings
+from nemo_gym.recording.recorder import Recorder, shaping_settings
 from nemo_gym.rollout_correlation import MODEL_CALL_PREFIX
 from nemo_gym.schemas.server_config import RecordingConfig, RecordingMode
 from nemo_gym.server_utils import ServerClient, num_serving_processes
@@ -330,20 +330,14 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
         is_plain = is_async and _takes_only_a_body(handler)
         body_name = next((name for name in models_of(handler) if name != "return"), "body")
 
-        is_read_later = recorder.mode is RecordingMode.RECORD and bool(getattr(handler, "reads_only", False))
-
         @functools.wraps(handler)
         async def answered(**arguments: Any) -> Any:
             with recorder.together:
                 body = arguments[body_name]
-                call: Arrived | Call
-                if is_read_later:
-                    call = recorder.arrived(dialect, body)
-                else:
-                    call = recorder.call(dialect, body)
-                    known = recorder.find(call)
-                    if known is not None:
-                        return Response(known, media_type="application/json")
+                call = recorder.call(dialect, body)
+                known = recorder.find(call)
+                if known is not None:
+                    return Response(known, media_type="application/json")
                 result = await (handler(**arguments) if is_async else run_in_threadpool(handler, **arguments))
                 if isinstance(result, Response):
                     if result.status_code == HTTPStatus.OK and isinstance(getattr(result, "body", None), bytes):
@@ -351,7 +345,7 @@ class SimpleResponsesAPIModel(SpeaksDialects, BaseResponsesAPIModel, SimpleServe
                     return result
                 answer = to_json(result)
                 await recorder.kept(call, answer, result)
-                return json_answer(answer, result) if is_plain else result
+                return json_answer(answer) if is_plain else result
 
         return answered
 

@@ -34,7 +34,7 @@ from nemo_gym.base_resources_server import (
     MCPServerMetadata,
 )
 from nemo_gym.errors import ConfigError, did_you_mean, listed
-from nemo_gym.http.transports.memory import ADMITTED
+from nemo_gym.http.in_memory import ADMITTED
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
 from nemo_gym.servers.gateway import Gateway
 from nemo_gym.servers.mcp import McpEndpoint, Rewriting, SessionTokens, ToolError, asked

@@ -68,7 +68,7 @@ from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import get_response_json, parse_json, raise_for_status, whole_body
-from nemo_gym.http.transports.session import is_global_aiohttp_client_request_debug_enabled
+from nemo_gym.http.session import is_global_aiohttp_client_request_debug_enabled
 from nemo_gym.keys import OBSERVED_KEYS
 from nemo_gym.keys import TRAJECTORY_KEY as NG_TRAJECTORY_KEY
 from nemo_gym.process_inputs import command_line

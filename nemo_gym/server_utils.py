@@ -4,6 +4,7 @@ Programs elsewhere replace names here and expect it to take effect: `nemo_gym.ht
 """
 
 import builtins
+from asyncio import timeout as time_limit
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +33,16 @@ from nemo_gym.http.errors import (
     ServerResponseError,
     ServerUnreachableError,
 )
-from nemo_gym.http.request import get_response_json, json_bytes, raise_for_status, request
+from nemo_gym.http.request import JSON_HEADERS, get_response_json, json_bytes, raise_for_status, request
 from nemo_gym.http.run_answers import VERIFY, VERIFY_REPEATEDLY, WANTS_PARTIAL, keep_partial
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.base import JSON_HEADERS, time_limit
-from nemo_gym.http.transports.session import (
+from nemo_gym.http.session import (
     get_global_aiohttp_client,
     global_aiohttp_client_exit,
     is_global_aiohttp_client_request_debug_enabled,
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
 )
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.keys import END_SESSION_HEADER
 from nemo_gym.retry import Backoff, RetryPolicy
 from nemo_gym.rollout_correlation import apply_rollout_prefix, rollout_path_prefix

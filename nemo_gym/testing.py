@@ -36,8 +36,8 @@ from nemo_gym.config.handover import write_config_file
 from nemo_gym.config_types import BaseServerConfig, ConfigError, ServerInstanceConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
-from nemo_gym.http.transports.memory import register_local_app
-from nemo_gym.http.transports.session import use_client_settings
+from nemo_gym.http.in_memory import register_local_app
+from nemo_gym.http.session import use_client_settings
 from nemo_gym.keys import AGENT_REF_KEY_NAME, AGENTS_TYPE
 from nemo_gym.runs.record import Failure, Result, Row, failure_record, stamp, task_order
 from nemo_gym.runtime import listen

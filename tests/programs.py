@@ -51,7 +51,6 @@ _PRELOADED = [
     "nemo_gym.cli.config",
     "nemo_gym.launch.end_to_end",
     "nemo_gym.cli.show",
-    "nemo_gym.http.transports.wire",
     "nemo_gym.rollout_collection",
     "nemo_gym.servers.head",
     "hydra.core.override_parser.overrides_parser",

@@ -21,7 +21,7 @@ from nemo_gym.collect.failures import PendingAttempt
 from nemo_gym.config.trees import walk
 from nemo_gym.data.row_shapes import Objections, RowShapes, Shape
 from nemo_gym.http.client import ServerClient
-from nemo_gym.http.transports.session import ensure_connection_capacity
+from nemo_gym.http.session import ensure_connection_capacity
 from nemo_gym.keys import RESPONSES_CREATE_PARAMS_KEY_NAME, ROLLOUT_INDEX_KEY_NAME
 from nemo_gym.runs.input_check import InputRowsError
 from nemo_gym.runs.options import Concurrency, SharedRolloutCollectionConfig, describe

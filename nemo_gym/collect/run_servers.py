@@ -14,9 +14,8 @@ from nemo_gym.collect.failures import attempt_name
 from nemo_gym.errors import ConfigError, did_you_mean, listed
 from nemo_gym.http.addresses import Address, fetch
 from nemo_gym.http.client import ServerClient
-from nemo_gym.http.request import get_response_json
+from nemo_gym.http.request import JSON_HEADERS, get_response_json
 from nemo_gym.http.run_answers import ASKS_FOR_CALLS, ATTEMPT_HEADER, WANTS_PARTIAL, calls_of, usage_in
-from nemo_gym.http.transports.base import JSON_HEADERS
 from nemo_gym.keys import (
     AGENTS_TYPE,
     MODEL_NAME_KEYS,

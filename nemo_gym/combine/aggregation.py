@@ -42,7 +42,7 @@ from nemo_gym.errors import ConfigError, listed
 from nemo_gym.http.client import ServerClient, setup_server_client
 from nemo_gym.http.errors import HeadServerError
 from nemo_gym.http.request import parse_json, raise_for_status, whole_body
-from nemo_gym.http.transports.session import close_global_aiohttp_client
+from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.paths import remove_debris
 from nemo_gym.runs.files import RolloutPaths, refuse_strangers
 from nemo_gym.runs.index import RecordIndex

@@ -7,10 +7,9 @@ instance and a changed host or port are noticed.
 Start-up and status ask without an event loop, each question bounded in time and size. Proxies of the environment are
 never used: servers of a run are asked directly.
 
-Before a request shows the run's token to a server, that has to prove that it has the token itself. The proof is
-asked for over the very connection that the token then goes over, and holds as long as that connection: behind the
-next one somebody else may listen. Only aiohttp's connections are not ours to speak over; for one of these another
-is opened to the same address, right after it and for the proof alone.
+Before a request shows the run's token to a server, that has to prove that it has the token itself. The proof holds as
+long as the connection that it was asked for: behind the next one somebody else may listen. aiohttp's connections are
+not ours to speak over, so another one is opened to the same address for the proof alone.
 """
 
 import asyncio

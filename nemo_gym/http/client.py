@@ -19,6 +19,8 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import get_global_config_dict
 from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, AddressBook, Replica, base_url, fetch, least_busy, probe
 from nemo_gym.http.errors import HeadServerError, UnprovenServerError
+from nemo_gym.http.in_memory import find_local_app, in_memory_request
+from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.request import (
     REDIRECTS,
     TRANSPORT_ERRORS,
@@ -29,15 +31,12 @@ from nemo_gym.http.request import (
     with_json_body,
 )
 from nemo_gym.http.run_answers import CALL_LOG, CallLog
-from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
-from nemo_gym.http.transports.base import local_request
-from nemo_gym.http.transports.memory import find_local_app
-from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.session import (
+from nemo_gym.http.session import (
     current_settings,
     is_global_aiohttp_client_setup,
     use_client_settings,
 )
+from nemo_gym.http.settings import HTTP_CONFIG_KEYS, GlobalAIOHTTPAsyncClientConfig, process_config, replaceable
 from nemo_gym.keys import (
     DEFAULT_HEAD_SERVER_PORT,
     DEFAULT_HOST,
@@ -117,7 +116,7 @@ class ServerClient(BaseModel):
             address, url = self._address_of(server_name)
             hosted = find_local_app(server_name, address)
             kwargs = with_json_body(kwargs)
-            asked = None if hosted is None else local_request(method, url, path, kwargs, address)
+            asked = None if hosted is None else in_memory_request(method.upper(), url + path, kwargs)
             if hosted is None or asked is None:
                 elsewhere = await self._request_over_http(server_name, path, method, kwargs)
                 _note_answer(log, path, elsewhere)
@@ -128,7 +127,7 @@ class ServerClient(BaseModel):
                 response = await hosted.exchange(asked, asked.timeout_s or settings.http_total_timeout_s)
             except TRANSPORT_ERRORS as error:
                 tries = Tries(settings.retry_between_servers, failures=1, started_s=tried_s)
-                call = Call(asked.method, asked.url, server_name, internal=True)
+                call = Call(asked.method, str(asked.url), server_name, internal=True)
                 raise call_failure(error, call, tries) from error
             if response.status in REDIRECTS:
                 return await self._redirected(response, server_name, kwargs)

@@ -29,6 +29,7 @@ from nemo_gym.http.errors import ServerResponseError, cause_of
 from nemo_gym.http.model_answers import JsonObject, read_json
 from nemo_gym.http.pacing import Pacer, Turn
 from nemo_gym.http.request import (
+    JSON_CONTENT_TYPE,
     NEVER_HEALS,
     NOT_SENT,
     TRANSPORT_ERRORS,
@@ -39,9 +40,7 @@ from nemo_gym.http.request import (
     try_once,
     with_json_body,
 )
-from nemo_gym.http.transports.base import JSON_CONTENT_TYPE
-from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.session import current_settings
+from nemo_gym.http.session import current_settings
 from nemo_gym.retry import Tries
 
 RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
@@ -187,7 +186,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
         timeout = _timeout(settings.model_total_timeout_s, settings.http_connect_timeout_s)
         kwargs = with_json_body({"json": {}, "headers": self._headers, "timeout": timeout})
         try:
-            async with await try_once("POST", url, kwargs, whole=True) as response:
+            async with await try_once("POST", url, kwargs) as response:
                 body = await response.read()
                 if not response.ok:
                     raise response_error(response, body)
@@ -224,12 +223,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
     def _root(self) -> str:
         return self.base_url.rstrip("/")
 
-    async def _call(
-        self,
-        method: str,
-        url: str,
-        kwargs: dict[str, Any],
-    ) -> dict[str, Any]:
+    async def _call(self, method: str, url: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         body = kwargs.get("json")
         settings, contact, pacer = current_settings(), self.contact, self.pacer
         tries = Tries(settings.retry_model_calls if contact.has_answered else settings.retry_until_ready)
@@ -291,12 +285,8 @@ def _asks_model(call: Call) -> bool:
 
 
 async def _attempt(call: Call, kwargs: dict[str, Any], turn: Turn | None) -> Any:
-    response = await try_once(call.method, call.url, kwargs, whole=True)
-    if isinstance(response, LocalResponse):
+    async with await try_once(call.method, call.url, kwargs) as response:
         body = await response.read()
-    else:
-        async with response:
-            body = await response.read()
     if not response.ok:
         raise response_error(response, body)
     try:

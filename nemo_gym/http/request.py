@@ -17,11 +17,12 @@ import json as stdlib_json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
-from aiohttp import ClientResponse, ClientTimeout
+from aiohttp import ClientResponse
 from multidict import CIMultiDict, CIMultiDictProxy
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
@@ -44,17 +45,15 @@ from nemo_gym.http.errors import (
     cause_of,
     excerpt,
 )
+from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.run_answers import keep_partial, taken_apart
-from nemo_gym.http.settings import replaceable
-from nemo_gym.http.transports.base import JSON_CONTENT_TYPE, JSON_HEADERS, local_request, target_of
-from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.session import (
+from nemo_gym.http.session import (
     current_settings,
     get_global_aiohttp_client,
     is_global_aiohttp_client_request_debug_enabled,
     over_aiohttp,
-    transport_to_addresses,
 )
+from nemo_gym.http.settings import replaceable
 from nemo_gym.keys import MASK
 from nemo_gym.retry import Tries
 
@@ -70,6 +69,9 @@ NEVER_HEALS = (
 NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnectError, UnprovenServerError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
 
+JSON_CONTENT_TYPE = "application/json"
+JSON_HEADERS = MappingProxyType({"Content-Type": JSON_CONTENT_TYPE})
+"""Of a request that says nothing else about itself."""
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 10
 
@@ -95,14 +97,6 @@ class Call(NamedTuple):
     def shown_url(self) -> str:
         """The URL without a password it may hold."""
         return mask_url_passwords(self.url)
-
-
-class FailedTry(NamedTuple):
-    """A call that ended in an error of the transport."""
-
-    error: BaseException
-    started_s: float
-    """By `time.monotonic`."""
 
 
 async def request(
@@ -135,23 +129,15 @@ async def send(
     internal: bool,
     server_name: str | None = None,
     not_sent: Callable[[], None] = lambda: None,
-    failed: "FailedTry | None" = None,
     max_retries: int | None = None,
 ) -> ClientResponse:
-    """Send one request; `choose_url` is asked before every try, `not_sent` told of tries that reached nobody.
-
-    `failed` is a first try that its caller has made.
-    """
+    """Send one request; `choose_url` is asked before every try, `not_sent` told of tries that reached nobody."""
     policy = current_settings().retry_between_servers
     tries = Tries(policy if max_retries is None else replace(policy, max_tries=max_retries + 1))
-    if failed is not None:
-        tries.started_s = failed.started_s
     while True:
         url = choose_url()
         try:
-            if failed is not None and not tries.failures:
-                raise failed.error
-            return await try_once(method, url, kwargs, whole=internal)
+            return await try_once(method, url, kwargs)
         except TRANSPORT_ERRORS as error:
             pause_s = tries.pause_after_failure()
             call = Call(method, url, server_name, internal)
@@ -163,21 +149,13 @@ async def send(
         await asyncio.sleep(pause_s)
 
 
-async def try_once(method: str, url: str, kwargs: dict[str, Any], *, whole: bool) -> ClientResponse:
-    """Send one request once, and wherever it is redirected; `whole`: its answer is of no use before it is complete."""
+async def try_once(method: str, url: str, kwargs: dict[str, Any]) -> ClientResponse:
+    """Send one request once, and wherever it is redirected."""
     client_of_loop = replaceable("get_global_aiohttp_client", get_global_aiohttp_client)
     if client_of_loop is not get_global_aiohttp_client:
         return await client_of_loop().request(method=method, url=url, **kwargs)
     for _ in range(MAX_REDIRECTS + 1):
-        timeout = kwargs.get("timeout")
-        is_plain = whole and method not in ("HEAD", "head") and (timeout is None or _bounds_only_the_whole(timeout))
-        target = target_of(url) if is_plain else None
-        request = None if target is None else local_request(method, target.origin, target.path, kwargs, target.address)
-        if target is None or request is None:
-            answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
-        else:
-            timeout_s = request.timeout_s or current_settings().http_total_timeout_s
-            answer = await transport_to_addresses().exchange(request, timeout_s)  # type: ignore[assignment]
+        answer = await over_aiohttp(get_global_aiohttp_client(), method, url, kwargs)
         redirect = redirect_of(answer, kwargs) if answer.status in REDIRECTS else None
         if redirect is None:
             return answer
@@ -218,11 +196,6 @@ def redirect_of(answer: LocalResponse | ClientResponse, kwargs: dict[str, Any]) 
         given = CIMultiDict(kept["headers"])
         kept["headers"] = CIMultiDict((name, value) for name, value in given.items() if name.lower() in _FOR_ANYONE)
     return Redirect(method, str(url), kept)
-
-
-def _bounds_only_the_whole(timeout: Any) -> bool:
-    """Whether a call's own timeout does not bound parts of it, which takes aiohttp."""
-    return not isinstance(timeout, ClientTimeout) or (timeout.sock_read is None and timeout.connect is None)
 
 
 def call_failure(error: BaseException, call: Call, tries: Tries) -> ServerCallError:

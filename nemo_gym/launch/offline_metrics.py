@@ -27,11 +27,10 @@ from nemo_gym.combine.shard_metrics import Hooks, request_of
 from nemo_gym.config.instances import find_instances
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.errors import GymError
-from nemo_gym.http.addresses import Address
+from nemo_gym.http.addresses import Address, base_url
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.in_memory import HostedApp, in_memory_request
 from nemo_gym.http.request import get_response_json, raise_for_status, with_json_body
-from nemo_gym.http.transports.base import local_request
-from nemo_gym.http.transports.memory import HostedApp
 from nemo_gym.keys import MODELS_TYPE
 from nemo_gym.launch.plan import find_runnable_folder, root_of
 from nemo_gym.metrics.aggregate import compute_aggregate_metrics
@@ -221,9 +220,7 @@ class _InMemoryClient(ServerClient):
     async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> ClientResponse:
         """Answer by the server itself, through its routes."""
         path = url_path if url_path.startswith("/") else f"/{url_path}"
-        request = local_request(
-            method, f"http://{_NOWHERE.host}:{_NOWHERE.port}", path, with_json_body(kwargs), _NOWHERE
-        )
+        request = in_memory_request(method.upper(), base_url(_NOWHERE) + path, with_json_body(kwargs))
         try:
             if request is None:
                 raise NotBuiltError(f"{server_name}{path} is called in a way that takes a running server")

@@ -49,16 +49,6 @@ _MOST_SHOWN = 80
 _HALVES = struct.Struct("<QQ")
 
 
-class Arrived(NamedTuple):
-    """A call that came in, of which nobody has read yet what it asks; its body must stay as it is until it is kept."""
-
-    rollout_id: str | None
-    execution: str
-    body: BaseModel
-    dialect: str
-    started_ns: int
-
-
 class Call(NamedTuple):
     """A call that came in."""
 
@@ -137,17 +127,11 @@ class Recorder:
         logger.info("%s: %d recorded calls in %s", self._server, len(index), self.folder)
         return index
 
-    def arrived(self, dialect: str, body: BaseModel) -> Arrived:
-        """A request that need not be looked for, so that it can be read when it is kept."""
-        rollout_id = current_rollout_id()
-        return Arrived(rollout_id, current_execution() or rollout_id or "", body, dialect, time.time_ns())
-
     def call(self, dialect: str, body: BaseModel) -> Call:
-        """A request as it is looked for and kept."""
-        return self._read(self.arrived(dialect, body))
-
-    def _read(self, arrived: Arrived) -> Call:
-        rollout_id, execution, body, dialect, started_ns = arrived
+        """Return a request as it is looked for and kept."""
+        started_ns = time.time_ns()
+        rollout_id = current_rollout_id()
+        execution = current_execution() or rollout_id or ""
         if rollout_id is None:
             self._warn_once()
         sample = sample_of(rollout_id)
@@ -203,17 +187,14 @@ class Recorder:
             self._add((call, response, time.time_ns()))
             self._write()
 
-    async def kept(self, call: Call | Arrived, response: bytes, content: Any = None) -> None:
+    async def kept(self, call: Call, response: bytes, content: Any = None) -> None:
         """The same, together with calls that end at the same time."""
         if self._writer is not None and getattr(content, "error", None) is None:
             await self.together.done((call, response, time.time_ns()))
 
-    def _add(self, answered: tuple[Call | Arrived, bytes, int]) -> None:
+    def _add(self, answered: tuple[Call, bytes, int]) -> None:
         assert self._writer is not None
         call, response, ended_ns = answered
-        if type(call) is Arrived:
-            call = self._read(call)
-        assert type(call) is Call
         counts = self._counts_of(call.execution)
         key = _key(call, counts.get(call.asked.digest, 0))
         counts[call.asked.digest] = key.ordinal + 1

@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 SYNC_AFTER_S = 4.0
 """What was written is brought to the disk after so long; with a second for the disk that makes the 5 promised."""
 _CHUNK_BYTES = 1 << 20
-_MOST_PIECES = 1000
-"""Of a line that is written in one go; the system takes 1024."""
 _SAFE = "everything finished before is safe. Remove the cause and go on with +resume_from_cache=true"
 RESUME_TO_REPAIR = "Go on with +resume_from_cache=true: what is whole stays, the rest is made again"
 

@@ -25,8 +25,8 @@ from nemo_gym.config_types import BaseRunServerInstanceConfig
 from nemo_gym.errors import ConfigError, GymError
 from nemo_gym.global_config import get_first_server_config_dict, get_global_config_dict
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.in_memory import CANCELLABLE_PATHS
 from nemo_gym.http.settings import replaceable
-from nemo_gym.http.transports.memory import CANCELLABLE_PATHS
 from nemo_gym.keys import NEMO_GYM_LOG_DIR_KEY_NAME, SESSION_SECRET_KEY_NAME
 from nemo_gym.log import prefix_output
 from nemo_gym.paths import RESULTS_DIR

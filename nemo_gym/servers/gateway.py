@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.http.in_memory import ADMITTED
 from nemo_gym.http.run_answers import ASKED, CALL_LOG, CallLog, usage_header
-from nemo_gym.http.transports.memory import ADMITTED
 from nemo_gym.process_inputs import running_as
 from nemo_gym.rollout_correlation import (
     RolloutPrefix,

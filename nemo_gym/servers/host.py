@@ -40,8 +40,8 @@ from nemo_gym import runtime
 from nemo_gym.errors import ConfigError
 from nemo_gym.global_config import GlobalConfigDictParser, get_global_config_dict
 from nemo_gym.http.addresses import Address
-from nemo_gym.http.transports.memory import register_local_app
-from nemo_gym.http.transports.session import close_global_aiohttp_client
+from nemo_gym.http.in_memory import register_local_app
+from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.keys import DRY_RUN_KEY_NAME, NEMO_GYM_NUM_REPLICAS_ENV_VAR_NAME, VERBOSE_KEY_NAME
 from nemo_gym.log import prefix_output, setup_logging
 from nemo_gym.paths import search_servers_in_all_roots

@@ -89,12 +89,13 @@ class JsonRoute(APIRoute):
                         raise
                     return other
             given = Response()
+            given.status_code = None  # type: ignore[assignment]  # as FastAPI hands it out: unset
             if needs.response_param_name:
                 arguments[needs.response_param_name] = given
             result = await endpoint(**arguments)
             if isinstance(result, Response):
                 return result
-            answered = json_answer(to_json(result), given.status_code if needs.response_param_name else status)
+            answered = Response(to_json(result), given.status_code or status, media_type="application/json")
             answered.raw_headers += [header for header in given.raw_headers if header[0] != b"content-length"]
             return answered
 
@@ -170,9 +171,9 @@ def described_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
-def json_answer(body: bytes, status: int = HTTPStatus.OK) -> Response:
-    """Return the response of an endpoint that has its JSON already."""
-    return Response(body, status, media_type="application/json")
+def json_answer(body: bytes, content: Any = None) -> Response:
+    """Return the response of an endpoint that has its JSON already; `content` is not used."""
+    return Response(body, media_type="application/json")
 
 
 def to_json(result: Any) -> bytes:

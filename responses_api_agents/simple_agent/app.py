@@ -395,7 +395,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         """Tell the environment that nobody will come back; its own time limit is the fallback."""
         try:
             async with asyncio.timeout(END_SESSION_TIMEOUT_S):
-                await self._post_to_environment("/end_session", cookies)
+                await (await self._post_to_environment("/end_session", cookies)).read()
         except Exception as error:  # noqa: BLE001 - tidying up must not hide what happened
             logger.info("/end_session of %r failed: %r", self.config.resources_server.name, error)
 

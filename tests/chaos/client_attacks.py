@@ -15,11 +15,11 @@ from nemo_gym.errors import GymError
 from nemo_gym.http.errors import ServerResponseError
 from nemo_gym.http.model_answers import EndpointSettings, explained_error
 from nemo_gym.http.request import request
+from nemo_gym.http.session import use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.session import use_client_settings
 from tests.chaos.attacks import Tried, attack
 from tests.http.odd_answers import ODD, zipped
-from tests.http.wire_peers import Line, peer_on, plain
+from tests.http.raw_peers import Line, peer_on, plain
 from tests.security.growth import of_all_kinds
 
 _PATIENCE_S = 20.0

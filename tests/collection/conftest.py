@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from nemo_gym import global_config
 from nemo_gym.cli.command import command_named
 from nemo_gym.collect.failures import RetryPauses
-from nemo_gym.http.transports.session import use_client_settings
+from nemo_gym.http.session import use_client_settings
 from nemo_gym.log import LOGGER_NAME
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from tests.collection.fakes import FakeRun, serve

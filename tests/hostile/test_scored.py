@@ -18,7 +18,7 @@ from nemo_gym.combine.shard_metrics import request_of
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
-from nemo_gym.http.transports.memory import register_local_app
+from nemo_gym.http.in_memory import register_local_app
 from nemo_gym.runs.files import RolloutPaths
 from nemo_gym.runs.index import stored_by_agent
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status

@@ -58,7 +58,8 @@ async def scored(client: ServerClient, answer: Answer) -> dict[str, Any]:
     instance, fields = ROWS[answer.row]
     row = {"responses_create_params": {"input": "go"}, **fields}
     seeded = await client.post(instance, "/seed_session", json=row)
-    assert seeded.status == HTTPStatus.OK, await seeded.text()
+    said = await seeded.text()
+    assert seeded.status == HTTPStatus.OK, said
     for call in answer.calls[:MOST_MADE] if len(answer.calls) <= MOST_MADE else ():
         await made(client, instance, call, seeded.cookies)
     verdict = await client.post(
@@ -79,7 +80,8 @@ async def made(client: ServerClient, instance: str, call: Call, cookies: Any) ->
         instance, f"/{call.tool}", data=json.dumps(arguments), cookies=cookies,
         headers={"Content-Type": "application/json"},
     )  # fmt: skip
-    assert answer.status < HTTPStatus.INTERNAL_SERVER_ERROR, (await answer.text())[:500]
+    said = await answer.text(errors="replace")
+    assert answer.status < HTTPStatus.INTERNAL_SERVER_ERROR, said[:500]
 
 
 async def blocked_s(client: ServerClient, answer: Answer) -> tuple[dict[str, Any], float]:
@@ -92,6 +94,7 @@ async def blocked_s(client: ServerClient, answer: Answer) -> tuple[dict[str, Any
         assert time.monotonic() < ends_s, f"it has no score after {_PATIENCE_S:g} s"
         began_s = time.monotonic()
         bystander = await client.post(BYSTANDER, "/verify", json=row)
+        await bystander.read()
         assert bystander.status == HTTPStatus.OK
         longest_s = max(longest_s, time.monotonic() - began_s)
         await asyncio.sleep(0.005)

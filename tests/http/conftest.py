@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from nemo_gym import retry
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.in_memory import register_local_app
+from nemo_gym.http.session import use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.memory import register_local_app
-from nemo_gym.http.transports.session import use_client_settings
 
 Scenario = Callable[[ServerClient], Awaitable[Any]]
 

@@ -4,7 +4,7 @@ import gzip
 import zlib
 from typing import NamedTuple
 
-from tests.http.wire_peers import plain
+from tests.http.raw_peers import plain
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

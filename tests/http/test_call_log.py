@@ -12,6 +12,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.in_memory import register_local_app
 from nemo_gym.http.run_answers import (
     ASKS_FOR_CALLS,
     ATTEMPT_HEADER,
@@ -22,7 +23,6 @@ from nemo_gym.http.run_answers import (
     CallLog,
     calls_told,
 )
-from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import raise_for_status
 

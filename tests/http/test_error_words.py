@@ -90,11 +90,11 @@ AUTHORS = "from json import loads\n\ndef verify(text):\n    return loads(text)\n
 @pytest.mark.parametrize(
     ("file", "place"),
     [
-        ("/work/resources_servers/quiz/app.py", "resources_servers/quiz/app.py line 4"),
-        ("/work/resources_servers/quiz/lib/scores.py", "resources_servers/quiz/lib/scores.py line 4"),
+        ("/srv/resources_servers/quiz/app.py", "resources_servers/quiz/app.py line 4"),
+        ("/srv/resources_servers/quiz/lib/scores.py", "resources_servers/quiz/lib/scores.py line 4"),
         ("/venv/lib/python3.12/site-packages/resources_servers/quiz/app.py", "resources_servers/quiz/app.py line 4"),
         ("/home/me/tools/agent.py", "tools/agent.py line 4"),
-        ("/work/resources_servers/quiz/.venv/lib/python3.12/site-packages/pydantic/main.py", "json/decoder.py line"),
+        ("/srv/resources_servers/quiz/.venv/lib/python3.12/site-packages/pydantic/main.py", "json/decoder.py line"),
     ],
 )
 def test_the_place_of_an_exception_is_the_innermost_line_that_an_author_wrote(file: str, place: str) -> None:

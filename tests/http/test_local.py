@@ -11,9 +11,9 @@ from fastapi import FastAPI, Request
 
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.errors import ServerCallTimeoutError, ServerLostError
+from nemo_gym.http.in_memory import CANCELLABLE_PATHS, find_local_app, register_local_app, unregister_local_app
+from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.request import get_response_json
-from nemo_gym.http.transports.memory import CANCELLABLE_PATHS, find_local_app, register_local_app, unregister_local_app
-from nemo_gym.http.transports.response import LocalResponse
 
 InMemory = Callable[..., Coroutine[Any, Any, Any]]
 

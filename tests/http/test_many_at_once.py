@@ -8,7 +8,7 @@ import pytest
 
 from nemo_gym.http.request import request
 from nemo_gym.runtime import raise_open_file_limit
-from tests.http.wire_peers import plain
+from tests.http.raw_peers import plain
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 CALLS = 1_500

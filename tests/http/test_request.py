@@ -21,9 +21,7 @@ from nemo_gym.http.errors import (
     ServerUnreachableError,
 )
 from nemo_gym.http.request import Call, call_failure, get_response_json, json_bytes, raise_for_status, request
-from nemo_gym.http.transports.base import local_request, message_of
 from nemo_gym.retry import RetryPolicy, Tries
-from nemo_gym.rollout_correlation import ROLLOUT_HEADER
 
 Configure = Callable[..., Any]
 Serve = Callable[..., int]
@@ -323,22 +321,3 @@ def test_json_that_only_python_writes_is_read_too(peer: StartPeer, http_answer: 
     value = asyncio.run(call())
     assert value["x"] != value["x"]
     assert value["y"] == "\ud83d"
-
-
-@pytest.mark.parametrize("base_url", ["http://127.0.0.1:8000", "https://endpoint.example:443"])
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer key", "Content-Type": "text/x"}, {"x": "a\nb"}])
-def test_a_head_that_is_known_in_advance_says_what_it_would_say_otherwise(base_url: str, headers: Any) -> None:
-    for body in (b"", b"{}", b"x" * 1_000):
-        request = local_request("post", base_url, "/v1/responses?a=1", {"data": body, "headers": headers})
-        assert request is not None
-        if "x" in headers:
-            assert request.head is None
-            with pytest.raises(ValueError, match="line break"):
-                message_of(request)
-        else:
-            assert request.head == message_of(request)[0]
-    named = {"data": b"{}", "headers": {**headers, ROLLOUT_HEADER: "1-2;3"}}
-    for own in ({"cookies": {"a": "b"}}, named):
-        different = local_request("POST", base_url, "/run", {"data": b"{}", "headers": headers, **own})
-        assert different is not None
-        assert different.head is None

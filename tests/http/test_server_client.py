@@ -15,12 +15,12 @@ from pydantic import BaseModel
 
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, ServerRefNotFoundError
+from nemo_gym.http import session
 from nemo_gym.http.client import ServerClient, get_server_url, setup_server_client
 from nemo_gym.http.errors import HeadServerError, ServerUnreachableError
 from nemo_gym.http.request import get_response_json
+from nemo_gym.http.session import current_settings, get_global_aiohttp_client, use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports import session
-from nemo_gym.http.transports.session import current_settings, get_global_aiohttp_client, use_client_settings
 
 Serve = Callable[..., int]
 Configure = Callable[..., Any]

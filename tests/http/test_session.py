@@ -8,11 +8,9 @@ import pytest
 from aiohttp import ClientSession
 from fastapi import FastAPI, Request
 
+from nemo_gym.http import session as session_module
 from nemo_gym.http.request import get_response_json, request
-from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports import session as session_module
-from nemo_gym.http.transports.base import socket_factory
-from nemo_gym.http.transports.session import (
+from nemo_gym.http.session import (
     close_global_aiohttp_client,
     current_settings,
     ensure_connection_capacity,
@@ -21,7 +19,9 @@ from nemo_gym.http.transports.session import (
     is_global_aiohttp_client_request_debug_enabled,
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
+    socket_factory,
 )
+from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
 from nemo_gym.keys import NUM_WORKERS_ENV_VAR_NAME
 
 Configure = Callable[..., GlobalAIOHTTPAsyncClientConfig]

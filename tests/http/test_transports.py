@@ -15,9 +15,9 @@ from starlette.middleware.sessions import SessionMiddleware
 
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.errors import ServerLostError, ServerResponseError
+from nemo_gym.http.in_memory import register_local_app
+from nemo_gym.http.local_response import LocalResponse
 from nemo_gym.http.request import get_response_json, raise_for_status
-from nemo_gym.http.transports.memory import register_local_app
-from nemo_gym.http.transports.response import LocalResponse
 
 routes = APIRouter()
 
@@ -227,11 +227,11 @@ def test_error_answers_are_the_same(path: str, status: int, body: bytes, run_wit
             response.raise_for_status()
         return caught.value.status, caught.value.response_content
 
-    logging.getLogger("nemo_gym.http.transports.memory").setLevel(logging.CRITICAL)
+    logging.getLogger("nemo_gym.http.in_memory").setLevel(logging.CRITICAL)
     try:
         assert run_with(tools_app(), scenario) == (status, body)
     finally:
-        logging.getLogger("nemo_gym.http.transports.memory").setLevel(logging.NOTSET)
+        logging.getLogger("nemo_gym.http.in_memory").setLevel(logging.NOTSET)
 
 
 def test_validation_errors_are_the_same(run_with: Callable[..., Any]) -> None:

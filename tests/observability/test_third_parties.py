@@ -34,7 +34,7 @@ ENVIRONMENT = """
         model_config = ConfigDict(extra="allow")
 
     class NotesPaths:
-        # It has all others below it, so it sees what was sent.
+        # The prefix of the rollout has been taken off when an author's middleware sees the path.
         def __init__(self, app):
             self.app = app
 
@@ -310,7 +310,7 @@ def test_an_environment_knows_the_rollout_it_serves_and_so_does_its_judge(
 ) -> None:
     record = observed[1]["url_agent"]
     assert record["reset"] == {"observation": "start", "rollout": "2-0", "path": "/reset"}
-    seen = {"rollout": "2-0", "sent_to": "/ng-rollout/2-0/step"}
+    seen = {"rollout": "2-0", "sent_to": "/step"}
     assert record["step"] == {"observation": "left", "terminated": True, **seen}
     assert record["judged_for"] == "2-0"
 

@@ -25,7 +25,7 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.client import ServerClient
-from nemo_gym.http.transports.memory import register_local_app
+from nemo_gym.http.in_memory import register_local_app
 from nemo_gym.rl.message_log import build_message_log
 from nemo_gym.testing import build_server
 

@@ -18,9 +18,9 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import GlobalConfigDictParser
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.in_memory import register_local_app, unregister_local_app
 from nemo_gym.http.request import get_response_json, raise_for_status
-from nemo_gym.http.transports.memory import register_local_app, unregister_local_app
-from nemo_gym.http.transports.session import close_global_aiohttp_client
+from nemo_gym.http.session import close_global_aiohttp_client
 from nemo_gym.keys import AGENTS_TYPE
 from nemo_gym.paths import PARENT_DIR
 from nemo_gym.runs.record import failure_record, stamp

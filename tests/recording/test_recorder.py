@@ -69,7 +69,7 @@ def test_calls_that_end_together_are_recorded_when_they_go_on_and_who_is_cancell
     async def asked_by(rollout_id: str, *texts: str) -> None:
         for number, text in enumerate(texts):
             with rollout_context(rollout_id, rollout_id), keeping.together:
-                call = keeping.arrived("responses", request(text))
+                call = keeping.call("responses", request(text))
                 await asyncio.sleep(0)
                 await keeping.kept(call, f"{rollout_id} {number}".encode())
             (path,) = call_files(tmp_path)
@@ -101,7 +101,7 @@ def test_what_waits_to_be_recorded_when_a_server_stops_is_recorded(tmp_path: Pat
 
     async def stopped() -> None:
         with keeping.together, keeping.together:
-            waiting = asyncio.create_task(keeping.kept(keeping.arrived("responses", request()), b"a"))
+            waiting = asyncio.create_task(keeping.kept(keeping.call("responses", request()), b"a"))
             await asyncio.sleep(0)
             keeping.close()
             await waiting

@@ -31,8 +31,8 @@ from nemo_gym.errors import ServerRefNotFoundError
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.errors import ServerResponseError
 from nemo_gym.http.request import get_response_json, raise_for_status
+from nemo_gym.http.session import use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.session import use_client_settings
 from nemo_gym.log import LOGGER_NAME, setup_logging
 from nemo_gym.runs.record import Failure, FailureClass
 from nemo_gym.servers.failures import Failures

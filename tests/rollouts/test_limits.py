@@ -12,7 +12,7 @@ from nemo_gym.collect.admission import (
     warn_of_lower_caps,
 )
 from nemo_gym.collect.failures import PendingAttempt
-from nemo_gym.http.transports.session import get_global_aiohttp_client
+from nemo_gym.http.session import get_global_aiohttp_client
 from nemo_gym.runs.options import Concurrency, RolloutCollectionConfig, describe
 from nemo_gym.runs.record import Row
 

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from nemo_gym.collect.stopping import health_probe
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.http.client import ServerClient
+from nemo_gym.http.session import use_client_settings
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig
-from nemo_gym.http.transports.session import use_client_settings
 
 
 def client_for(port: int) -> ServerClient:

@@ -18,8 +18,8 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.global_config import find_open_port
 from nemo_gym.http.client import ServerClient
 from nemo_gym.http.errors import HeadServerError, ServerResponseError, ServerUnreachableError
+from nemo_gym.http.in_memory import register_local_app
 from nemo_gym.http.request import raise_for_status
-from nemo_gym.http.transports.memory import register_local_app
 from nemo_gym.server_status import StatusCommand
 from nemo_gym.server_utils import HeadServer
 from nemo_gym.servers.auth import CallerCheck

@@ -16,7 +16,7 @@ from nemo_gym.base_resources_server import (
     SimpleResourcesServer,
 )
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.http.transports.memory import register_local_app
+from nemo_gym.http.in_memory import register_local_app
 from nemo_gym.judge import JudgeError
 from nemo_gym.server_utils import ServerClient, get_response_json
 

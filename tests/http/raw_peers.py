@@ -1,4 +1,4 @@
-"""Both ends of bare connections: a pool to test, and servers that answer with the very bytes a test says."""
+"""Servers that answer with the very bytes a test says."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-from aiohttp import ThreadedResolver
-from aiohttp.abc import AbstractResolver
-
-from nemo_gym.http.transports.base import local_request, target_of
-from nemo_gym.http.transports.response import LocalResponse
-from nemo_gym.http.transports.wire import Names, Opener, WirePool
 
 PATIENCE_S = 30.0
 
@@ -60,7 +53,7 @@ Behaviour = Callable[[Line], Awaitable[None]]
 
 
 @dataclass
-class WirePeer:
+class RawPeer:
     """A server and its connections so far."""
 
     port: int = 0
@@ -98,9 +91,9 @@ async def silence(line: Line) -> None:
 @asynccontextmanager
 async def peer_on(
     behave: Behaviour, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[WirePeer]:
+) -> AsyncIterator[RawPeer]:
     """A server in the running event loop."""
-    peer = WirePeer()
+    peer = RawPeer()
     under_way: set[asyncio.Task[Any] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,56 +117,8 @@ async def peer_on(
         await asyncio.gather(*(task for task in under_way if task is not None), return_exceptions=True)
 
 
-@asynccontextmanager
-async def pool_of(
-    limit: int = 0,
-    per_host: int = 0,
-    connect_timeout_s: float = PATIENCE_S,
-    max_response_bytes: int = 1 << 28,
-    resolver: AbstractResolver | None = None,
-) -> AsyncIterator[WirePool]:
-    """A pool that must have nothing left open, nor counted, nor waiting once it is closed."""
-    made: list[socket.socket] = []
-
-    def new_socket(address: Any) -> socket.socket:
-        made.append(socket.socket(*address[:3]))
-        return made[-1]
-
-    opener = Opener(connect_timeout_s, new_socket, Names(resolver or ThreadedResolver()))
-    pool = WirePool(limit, per_host, opener, max_response_bytes)
-    yield pool
-    pool.close()
-    await until(lambda: not pool._connections and all(each.fileno() == -1 for each in made))
-    assert not pool._open
-    assert not pool._idle
-    assert not pool._waiting
-
-
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait for something that is bound to happen."""
     async with asyncio.timeout(PATIENCE_S):
         while not is_so():  # noqa: ASYNC110 - what happens elsewhere has no event
             await asyncio.sleep(0.002)
-
-
-async def ask(
-    pool: WirePool,
-    port: int,
-    path: str = "/",
-    method: str = "GET",
-    timeout_s: float = PATIENCE_S,
-    scheme: str = "http",
-    host: str = "127.0.0.1",
-    **kwargs: Any,
-) -> LocalResponse:
-    """One exchange with a server on this machine."""
-    target = target_of(f"{scheme}://{host}:{port}{path}")
-    assert target is not None
-    request = local_request(method, target.origin, target.path, kwargs, target.address)
-    assert request is not None
-    return await pool.exchange(request, timeout_s)
-
-
-async def body_of(pool: WirePool, port: int, path: str = "/", **options: Any) -> bytes:
-    """The body of the answer to one exchange."""
-    return await (await ask(pool, port, path, **options)).read()

@@ -11,17 +11,20 @@ HTTP. The caller goes on when the body of the answer is complete, while the app 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from http.cookies import Morsel, SimpleCookie
 from typing import Any
 
 import aiohttp
+from aiohttp import ClientTimeout
+from multidict import CIMultiDict
+from yarl import URL
 
 from nemo_gym.http.addresses import Address
 from nemo_gym.http.errors import AnswerTooLargeError
-from nemo_gym.http.transports.base import LocalRequest
-from nemo_gym.http.transports.response import LocalResponse, RawHeaders
-from nemo_gym.http.transports.session import current_settings
+from nemo_gym.http.local_response import LocalResponse, RawHeaders
+from nemo_gym.http.session import current_settings
 from nemo_gym.keys import MODEL_PATHS
 from nemo_gym.rollout_correlation import without_rollout_prefix
 
@@ -39,6 +42,58 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 ADMITTED = "nemo_gym.admitted"
 """In the scope of a call that this process makes itself: it needs no token."""
 _DISCONNECT = "http.disconnect"
+_UNDERSTOOD = frozenset({"data", "headers", "cookies", "params", "timeout", "allow_redirects"})
+_FRAMING = ("Content-Length", "Transfer-Encoding")
+_TYPE_OF_TEXT = "text/plain; charset=utf-8"
+_TYPE_OF_BYTES = "application/octet-stream"
+_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
+
+
+@dataclass(frozen=True)
+class InMemoryRequest:
+    """A request as an ASGI server would hand it on."""
+
+    method: str
+    url: URL
+    headers: RawHeaders
+    body: bytes
+    timeout_s: float | None = None
+    """None: the client's own limit."""
+
+
+def in_memory_request(method: str, url: str, kwargs: Mapping[str, Any]) -> InMemoryRequest | None:
+    """Return the request that aiohttp's keyword arguments describe; None when only aiohttp can make it."""
+    if not _UNDERSTOOD.issuperset(kwargs):
+        return None
+    data = kwargs.get("data")
+    if data is not None and not isinstance(data, bytes | str):
+        return None
+    target = URL(url).extend_query(kwargs.get("params") or {})
+    headers = CIMultiDict(kwargs.get("headers") or {})
+    for name in _FRAMING:  # where the body ends is not for the caller to say
+        headers.popall(name, None)
+    if data is not None:
+        headers.setdefault("Content-Type", _TYPE_OF_TEXT if isinstance(data, str) else _TYPE_OF_BYTES)
+    headers.setdefault("Host", target.authority)
+    headers.setdefault("Accept", "*/*")
+    if pairs := [*headers.popall("Cookie", ()), *_cookies_for(target.path, kwargs.get("cookies") or {})]:
+        headers["Cookie"] = "; ".join(pairs)
+    body = data.encode() if isinstance(data, str) else data or b""
+    if body or method not in _WITHOUT_BODY:
+        headers["Content-Length"] = str(len(body))
+    timeout = kwargs.get("timeout")
+    timeout_s = timeout.total if isinstance(timeout, ClientTimeout) else timeout
+    raw = [(name.lower().encode("ascii"), str(value).encode()) for name, value in headers.items()]
+    return InMemoryRequest(method, target, raw, body, timeout_s)
+
+
+def _cookies_for(path: str, cookies: Any) -> Iterator[str]:
+    """Yield `name=value` of each cookie that applies to a path of the server that set it."""
+    for name, value in cookies.items() if hasattr(cookies, "items") else cookies:
+        if not isinstance(value, Morsel):
+            yield f"{name}={SimpleCookie().value_encode(str(value))[1]}"
+        elif value["max-age"] != "0" and not value["secure"] and f"{path}/".startswith(f"{value['path'].rstrip('/')}/"):
+            yield f"{name}={value.coded_value}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +108,7 @@ class HostedApp:
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the app's lifespan yielded."""
 
-    async def exchange(self, request: LocalRequest, timeout_s: float) -> LocalResponse:
+    async def exchange(self, request: InMemoryRequest, timeout_s: float) -> LocalResponse:
         """Answer `request`; the app's exceptions become answers, as they do over HTTP.
 
         Raises:
@@ -68,23 +123,23 @@ class HostedApp:
             async with asyncio.timeout(timeout_s):
                 await exchange.answered
         except (asyncio.CancelledError, TimeoutError):
-            if not exchange.complete and without_rollout_prefix(request.path) in self.cancellable_paths:
+            if not exchange.complete and without_rollout_prefix(request.url.path) in self.cancellable_paths:
                 exchange.disconnect()
                 task.cancel()
             raise
         return exchange.response()
 
-    async def _serve(self, request: LocalRequest, exchange: "_Exchange") -> None:
+    async def _serve(self, request: InMemoryRequest, exchange: "_Exchange") -> None:
         try:
             await self.app(self._scope(request), exchange.receive, exchange.send)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             exchange.stop()
             raise
         except BaseException as error:  # also SystemExit: a handler must not end the process that hosts it
-            logger.error("Server %r failed at %s %s", self.name, request.method, request.path, exc_info=error)
+            logger.error("Server %r failed at %s %s", self.name, request.method, request.url.path, exc_info=error)
         exchange.fail()
 
-    def _scope(self, request: LocalRequest) -> Scope:
+    def _scope(self, request: InMemoryRequest) -> Scope:
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -92,11 +147,11 @@ class HostedApp:
             "scheme": "http",
             "root_path": "",
             "client": ("127.0.0.1", 0),
-            "server": request.address,
+            "server": (request.url.raw_host, request.url.port),
             "method": request.method,
-            "path": request.path,
-            "raw_path": request.raw_path,
-            "query_string": request.query,
+            "path": request.url.path,
+            "raw_path": request.url.raw_path.encode(),
+            "query_string": request.url.raw_query_string.encode(),
             "headers": request.headers,
             "state": {**self.state},
             ADMITTED: True,
@@ -144,7 +199,7 @@ def find_local_app(name: str, address: tuple[str, int]) -> HostedApp | None:
 class _Exchange:
     """One request and the answer it gets: the `receive` and `send` of an ASGI call."""
 
-    def __init__(self, request: LocalRequest, max_bytes: int) -> None:
+    def __init__(self, request: InMemoryRequest, max_bytes: int) -> None:
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.complete = False
         self._request = request
@@ -221,4 +276,6 @@ class _Exchange:
         assert self._status is not None
         request = self._request
         body = b"" if request.method == "HEAD" else b"".join(self._chunks)
-        return LocalResponse(request.method, request.url, self._status, self._headers, body, broken=not self.complete)
+        return LocalResponse(
+            request.method, str(request.url), self._status, self._headers, body, broken=not self.complete
+        )

@@ -1,4 +1,4 @@
-"""A whole answer, of a colocated server or one asked over a bare connection: to its caller aiohttp's `ClientResponse`.
+"""The answer of a server in the same process: to its caller aiohttp's `ClientResponse`.
 
 The body is already there, so nothing here waits; the methods are coroutines because aiohttp's are.
 """
@@ -7,10 +7,9 @@ import asyncio
 import json
 from collections.abc import Callable
 from email.message import Message
-from functools import _lru_cache_wrapper, lru_cache, update_wrapper
 from http.cookies import CookieError, Morsel, SimpleCookie
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import aiohttp
 from aiohttp.base_protocol import BaseProtocol
@@ -20,50 +19,7 @@ from yarl import URL
 from nemo_gym.http.errors import ServerResponseError, reason_phrase
 
 RawHeaders = list[tuple[bytes, bytes]]
-_DECODER = SimpleCookie()
-_fill: Callable[[Morsel[str], dict[str, str]], None] = Morsel.__setstate__  # type: ignore[attr-defined]
-_SET_COOKIE = (b"set-cookie", b"Set-Cookie")
 _FLAGS = ("secure", "httponly", "partitioned")
-_NOT_PLAIN_MORSEL = ("domain", "secure", "expires")
-MOST_KEY_CHARACTERS = 4_000_000
-_Result = TypeVar("_Result")
-
-
-def bounded_cache(
-    max_entries: int, most_characters: int = MOST_KEY_CHARACTERS
-) -> "Callable[[Callable[..., _Result]], _lru_cache_wrapper[_Result]]":
-    """An `lru_cache` that is emptied before its keys are longer than so many characters in all.
-
-    Looking something up costs what it costs there; only what is new is measured. An only argument has a length.
-    """
-
-    def decorate(function: Callable[..., _Result]) -> "_lru_cache_wrapper[_Result]":
-        kept = 0
-
-        @lru_cache(max_entries)
-        def look_up(*args: Any) -> _Result:
-            nonlocal kept
-            length = len(args[0] if len(args) == 1 else repr(args))
-            kept += length
-            if kept > most_characters:
-                look_up.cache_clear()
-                kept = length
-            return function(*args)
-
-        update_wrapper(look_up, function)
-        return look_up
-
-    return decorate
-
-
-class ReceivedCookie(Morsel[str]):
-    """A cookie that an answer set, and the `name=value` to send back if it applies to every URL."""
-
-    plain_pair: str | None = None
-    name = ""
-
-    def __init__(self) -> None:
-        """Left empty, unlike any other morsel: whoever reads the cookie fills in name, value and all attributes."""
 
 
 class LocalResponse:
@@ -85,7 +41,6 @@ class LocalResponse:
         body: bytes,
         *,
         broken: bool = False,
-        sent_headers: RawHeaders | None = None,
     ) -> None:
         self.method = method
         self.status = status
@@ -94,7 +49,6 @@ class LocalResponse:
         self._url = url
         self._body = body
         self._broken = broken
-        self._sent_headers = sent_headers
 
     @property
     def reason(self) -> str:
@@ -116,8 +70,7 @@ class LocalResponse:
     @property
     def request_info(self) -> aiohttp.RequestInfo:
         """What was asked for."""
-        sent = CIMultiDict((_text(name), _text(value)) for name, value in self._sent_headers or ())
-        return aiohttp.RequestInfo(self.url, self.method, CIMultiDictProxy(sent), self.url)
+        return aiohttp.RequestInfo(self.url, self.method, CIMultiDictProxy(CIMultiDict()), self.url)
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
@@ -131,10 +84,10 @@ class LocalResponse:
     def cookies(self) -> SimpleCookie:
         """The cookies this answer sets."""
         if self._cookies is None:
-            self._cookies = SimpleCookie.__new__(SimpleCookie)  # an empty one needs nothing else
-            for name, value in self.raw_headers:
-                if name in _SET_COOKIE and (morsel := _read_cookie(value)) is not None:
-                    dict.__setitem__(self._cookies, morsel.name, morsel)
+            self._cookies = SimpleCookie()
+            for header in self.headers.getall("set-cookie", ()):
+                if (cookie := _read_cookie(header)) is not None:
+                    self._cookies[cookie.key] = cookie
         return self._cookies
 
     @property
@@ -229,53 +182,20 @@ class LocalResponse:
         return f"<LocalResponse({self._url}) [{self.status} {self.reason}]>"
 
 
-@bounded_cache(1_024)  # a session's cookie comes with every answer
-def _read_cookie(header: bytes) -> ReceivedCookie | None:
+def _read_cookie(header: str) -> Morsel[str] | None:
     """Read one `Set-Cookie` header. `SimpleCookie.load` gives up at attributes it has not heard of."""
-    pair, _, attributes = _text(header).partition(";")
+    pair, _, attributes = header.partition(";")
     name, _, coded = pair.strip().partition("=")
-    if not _is_name(name):
-        return None
-    morsel = ReceivedCookie()
-    value = _DECODER.value_decode(coded)[0] if coded[:1] == '"' else coded
+    cookie: Morsel[str] = Morsel()
     try:
-        _fill(morsel, {"key": name, "value": value, "coded_value": coded})
+        cookie.set(name, SimpleCookie().value_decode(coded)[0], coded)
     except CookieError:
         return None
-    read, applies_everywhere = _attributes(attributes)
-    dict.update(morsel, read)
-    morsel.name = name
-    morsel.plain_pair = f"{name}={coded}" if applies_everywhere else None
-    return morsel
-
-
-@bounded_cache(1024)
-def _is_name(name: str) -> bool:
-    """Whether a cookie may be called that."""
-    try:
-        probe: Morsel[str] = Morsel()
-        probe.set(name, "", "")
-    except CookieError:
-        return False
-    return True
-
-
-@bounded_cache(1024)
-def _attributes(text: str) -> tuple[Morsel[str], bool]:
-    """What follows the pair in a `Set-Cookie` header, and `is_plain` of it: the same for every cookie of a server."""
-    read: Morsel[str] = Morsel()
-    for attribute in text.split(";"):
+    for attribute in attributes.split(";"):
         key, _, value = attribute.strip().partition("=")
-        if read.isReservedKey(key):
-            read[key] = True if key.lower() in _FLAGS else value
-    return read, is_plain(read)
-
-
-def is_plain(morsel: Morsel[str]) -> bool:
-    """Whether a cookie applies to every URL."""
-    if morsel["path"] not in ("", "/") or any(morsel[attribute] for attribute in _NOT_PLAIN_MORSEL):
-        return False
-    return morsel["max-age"] == "" or str(morsel["max-age"]).lstrip("0").isdecimal()
+        if cookie.isReservedKey(key):
+            cookie[key] = True if key.lower() in _FLAGS else value
+    return cookie
 
 
 class _Nothing:

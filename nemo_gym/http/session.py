@@ -1,4 +1,4 @@
-"""aiohttp: the transport that can do everything, for whatever the others cannot.
+"""The HTTP client: one aiohttp session per event loop.
 
 Its connections show a run's token to no stranger, and its answers are bounded.
 
@@ -15,8 +15,9 @@ repeating GET, PUT and DELETE after a disconnect is switched off.
 
 import asyncio
 import contextlib
+import socket
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
@@ -25,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 import orjson
-from aiohttp import ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import AddrInfoType, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -33,19 +34,16 @@ from nemo_gym.config.secrets import unproven
 from nemo_gym.http.addresses import TOKENS_TO_PROVE, Address, base_url, require_proof
 from nemo_gym.http.errors import AnswerTooLargeError, UnprovenServerError, not_http
 from nemo_gym.http.settings import GlobalAIOHTTPAsyncClientConfig, replaceable, settings_of_process
-from nemo_gym.http.transports.base import (
-    KEEPALIVE_TIMEOUT_S,
-    MAX_HEAD_BYTES,
-    LocalRequest,
-    OpenTransport,
-    Transport,
-    open_transports,
-    socket_factory,
-    workers_share,
-)
+from nemo_gym.process_inputs import num_workers
 
+KEEPALIVE_TIMEOUT_S = 15.0
+"""How long an idle connection is kept: long before servers of ours close it."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Of everything in an answer before the body."""
 _CLOSE_TIMEOUT_S = 5.0
 _READ_BUFFER_BYTES = 1024 * 1024
+_SENT_AT_ONCE = 256 * 1024
+"""Bytes, or characters of up to four bytes each."""
 
 
 class GymConnector(TCPConnector):
@@ -86,39 +84,10 @@ class GymConnector(TCPConnector):
             self._limit = max(self._limit, connections)
 
 
-class SessionTransport:
-    """One event loop's aiohttp session."""
-
-    def __init__(self, client: ClientSession, connector: GymConnector, connect_timeout_s: float) -> None:
-        self.client = client
-        self._connector = connector
-        self._connect_timeout_s = connect_timeout_s
-
-    async def exchange(self, request: LocalRequest, timeout_s: float) -> ClientResponse:
-        """Send a request and return the answer as soon as it has begun; see `Transport`."""
-        headers = CIMultiDict((name.decode(), value.decode()) for name, value in request.headers)
-        timeout = ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s)
-        url = URL(request.url, encoded=True)
-        return await over_aiohttp(
-            self.client,
-            request.method,
-            url,
-            {"headers": headers, "data": request.body or b"".join(request.pieces) or None, "timeout": timeout},
-        )
-
-    def ensure_capacity(self, connections: int) -> None:
-        """Raise the limits, where there are any, so that one server may be sent that many calls at once."""
-        self._connector.ensure_capacity(connections)
-
-    async def aclose(self) -> None:
-        """Close the session and every connection."""
-        await self.client.close()
-
-
 async def over_aiohttp(client: ClientSession, method: str, url: str | URL, kwargs: dict[str, Any]) -> ClientResponse:
-    """Send what only aiohttp can: its own keyword arguments, whatever they are; redirects are not followed."""
+    """Send a request once, with aiohttp's keyword arguments; redirects are not followed."""
     try:
-        return await client.request(method=method, url=url, **{**kwargs, "allow_redirects": False})
+        return await client.request(method=method, url=url, **{**_in_pieces(kwargs), "allow_redirects": False})
     except aiohttp.ClientResponseError as error:
         foreign = not_http(error)
         if foreign is None:
@@ -126,14 +95,27 @@ async def over_aiohttp(client: ClientSession, method: str, url: str | URL, kwarg
         raise foreign from error
 
 
-def open_transport(settings: GlobalAIOHTTPAsyncClientConfig) -> SessionTransport:
-    """A session for the running event loop."""
+def _in_pieces(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return `kwargs` with a long body as a file, which is sent in pieces, so that other calls get their turn."""
+    data = kwargs.get("data")
+    if not isinstance(data, bytes | str) or len(data) <= _SENT_AT_ONCE:
+        return kwargs
+    headers = CIMultiDict(kwargs.get("headers") or {})
+    if isinstance(data, str):
+        headers.setdefault("Content-Type", "text/plain; charset=utf-8")
+        data = data.encode()
+    return {**kwargs, "headers": headers, "data": BytesIO(data)}
+
+
+def _new_client(settings: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
+    """Return a session for the running event loop."""
     connector = GymConnector(
         limit=workers_share(settings.global_aiohttp_connector_limit),
         limit_per_host=workers_share(settings.global_aiohttp_connector_limit_per_host),
         keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         socket_factory=socket_factory(settings),
     )
+    connector.ensure_capacity(_SESSIONS.min_connections)
     client = ClientSession(
         connector=connector,
         timeout=ClientTimeout(total=settings.http_total_timeout_s, sock_connect=settings.http_connect_timeout_s),
@@ -145,7 +127,34 @@ def open_transport(settings: GlobalAIOHTTPAsyncClientConfig) -> SessionTransport
         response_class=_response_class(settings.max_response_bytes),
     )
     client._retry_connection = False
-    return SessionTransport(client, connector, settings.http_connect_timeout_s)
+    return client
+
+
+def workers_share(limit: int) -> int:
+    """Return this worker's share of a limit; 0, which is no limit, stays 0."""
+    workers = max(1, num_workers())
+    return max(1, limit // workers) if limit else 0
+
+
+def socket_factory(settings: GlobalAIOHTTPAsyncClientConfig) -> Callable[[Any], socket.socket]:
+    """Return what makes sockets that notice a peer whose machine vanished, where the platform can."""
+    wanted = {
+        "TCP_KEEPIDLE": settings.global_aiohttp_tcp_keepalive_idle_seconds,
+        "TCP_KEEPINTVL": settings.global_aiohttp_tcp_keepalive_interval_seconds,
+        "TCP_KEEPCNT": settings.global_aiohttp_tcp_keepalive_probes,
+    }
+    options = [(getattr(socket, name), value) for name, value in wanted.items() if hasattr(socket, name)]
+
+    def make(address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in options:
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+        return made
+
+    return make
 
 
 @lru_cache
@@ -176,10 +185,9 @@ def _response_class(max_bytes: int) -> type[ClientResponse]:
 
 @dataclass
 class LoopSession:
-    """One event loop's session, and whatever else carries its requests to addresses."""
+    """One event loop's session."""
 
     client: ClientSession
-    transports: list[OpenTransport]
     keeper: AsyncGenerator[None, None]
     """Closes the session when the loop shuts its async generators down, as `asyncio.run` does."""
 
@@ -207,14 +215,6 @@ def get_global_aiohttp_client(
     return _open_session(global_aiohttp_client_config or current_settings()).client
 
 
-def transport_to_addresses(loop: asyncio.AbstractEventLoop | None = None) -> Transport:
-    """What carries the whole requests of the running event loop, which is `loop`, to addresses and host names."""
-    session = _SESSIONS.by_loop.get(loop or asyncio.get_running_loop())
-    if session is None or session.client.closed:
-        session = _open_session(current_settings())
-    return session.transports[0]
-
-
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
     """Make the running event loop's session with `cfg`, which also holds for loops to come."""
     assert not is_global_aiohttp_client_setup(), (
@@ -237,13 +237,11 @@ def is_global_aiohttp_client_setup() -> bool:
     return session is not None and not session.client.closed
 
 
-def current_settings(loop: asyncio.AbstractEventLoop | None = None) -> GlobalAIOHTTPAsyncClientConfig:
-    """The settings in force; inside an event loop, which callers may have at hand, they are read once."""
+def current_settings() -> GlobalAIOHTTPAsyncClientConfig:
+    """Return the settings in force; inside an event loop they are read once."""
+    loop = _running_loop()
     if loop is None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return _SESSIONS.chosen or settings_of_process()
+        return _SESSIONS.chosen or settings_of_process()
     settings = _SESSIONS.settings_by_loop.get(loop)
     if settings is None:
         _forget_dead_loops()
@@ -262,8 +260,8 @@ def ensure_connection_capacity(connections: int) -> None:
     """Let that many calls to one server be open at once, in sessions open now and later."""
     _SESSIONS.min_connections = max(_SESSIONS.min_connections, connections)
     for session in list(_SESSIONS.by_loop.values()):
-        for transport in session.transports:
-            transport.ensure_capacity(connections)
+        if isinstance(session.client.connector, GymConnector):
+            session.client.connector.ensure_capacity(connections)
 
 
 async def close_global_aiohttp_client() -> None:
@@ -298,11 +296,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
     loop = asyncio.get_running_loop()
-    transports = open_transports(settings)
-    for transport in transports:
-        transport.ensure_capacity(_SESSIONS.min_connections)
-    client = next(each.client for each in transports if isinstance(each, SessionTransport))
-    session = LoopSession(client, transports, _closed_with_its_loop(loop, client, transports))
+    client = _new_client(settings)
+    session = LoopSession(client, _closed_with_its_loop(loop, client))
     # Its first step registers the generator with the loop; there is nothing to wait for in it.
     with contextlib.suppress(StopIteration):
         session.keeper.__anext__().send(None)
@@ -313,17 +308,14 @@ def _open_session(settings: GlobalAIOHTTPAsyncClientConfig) -> LoopSession:
     return session
 
 
-async def _closed_with_its_loop(
-    loop: asyncio.AbstractEventLoop, client: ClientSession, transports: list[OpenTransport]
-) -> AsyncGenerator[None, None]:
+async def _closed_with_its_loop(loop: asyncio.AbstractEventLoop, client: ClientSession) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
         with _SESSIONS.lock:
             if loop in _SESSIONS.by_loop and _SESSIONS.by_loop[loop].client is client:
                 del _SESSIONS.by_loop[loop]
-        for transport in transports:
-            await transport.aclose()
+        await client.close()
 
 
 def _forget_dead_loops() -> None:
