@@ -52,7 +52,7 @@ CALLED_BY_MODEL = (
 
 def _optional(name: str, default: Any = None) -> Any:
     """A field that may be missing: reading it never fails, and what was not there is not written either."""
-    return property(lambda item: (item.__pydantic_extra__ or {}).get(name) or default)
+    return property(lambda item: (item.model_extra or {}).get(name) or default)
 
 
 class NeMoGymHostedToolItem(TaggedModel):

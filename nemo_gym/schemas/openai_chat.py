@@ -346,10 +346,10 @@ class NeMoGymChatCompletionMessageForTraining(TokenIDLogProbMixin, NeMoGymChatCo
 
 
 def _refine(message: NeMoGymChatCompletionMessage) -> NeMoGymChatCompletionMessage:
-    extra = message.__pydantic_extra__
+    extra = message.model_extra
     if not extra or not carries_token_ids(extra):
         return message
-    given = {name: value for name, value in message.__dict__.items() if name in message.__pydantic_fields_set__}
+    given = {name: value for name, value in message if name in message.model_fields_set}
     return NeMoGymChatCompletionMessageForTraining.model_validate({**given, **extra})
 
 

@@ -191,8 +191,8 @@ class NeMoGymResponseOutputMessage(TaggedModel):
     def model_post_init(self, context: Any, /) -> None:
         """A message with an id is replayed in full, so its status is dumped as well."""
         super().model_post_init(context)
-        if "id" in self.__pydantic_fields_set__:
-            self.__pydantic_fields_set__.add("status")
+        if "id" in self.model_fields_set:
+            self.model_fields_set.add("status")
 
 
 class NeMoGymResponseFunctionToolCall(TaggedModel):
@@ -237,9 +237,9 @@ class NeMoGymResponseReasoningItem(TaggedModel):
     def model_post_init(self, context: Any, /) -> None:
         """Forget the status."""
         super().model_post_init(context)
-        if self.__pydantic_extra__ and "status" in self.__pydantic_extra__:
-            del self.__pydantic_extra__["status"]
-            self.__pydantic_fields_set__.discard("status")
+        if self.model_extra and "status" in self.model_extra:
+            del self.model_extra["status"]
+            self.model_fields_set.discard("status")
 
 
 class NeMoGymEasyInputMessageForTraining(TokenIDLogProbMixin, NeMoGymEasyInputMessage):
@@ -289,7 +289,7 @@ def training_variant_of(item_type: type[BaseModel]) -> type[TokenIDLogProbMixin]
 
 def _refine(item: WireModel) -> BaseModel:
     """`item` as the most specific type its fields allow."""
-    extra = item.__pydantic_extra__
+    extra = item.model_extra
     return _as_specific_type(item, extra) if extra else item
 
 
@@ -301,7 +301,7 @@ def _as_specific_type(item: WireModel, extra: dict[str, Any]) -> BaseModel:
         target = training_variant_of(target)
     if target is type(item):
         return item
-    given = {name: value for name, value in item.__dict__.items() if name in item.__pydantic_fields_set__}
+    given = {name: value for name, value in item if name in item.model_fields_set}
     return target.model_validate({**given, **extra})
 
 

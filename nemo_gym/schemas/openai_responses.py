@@ -82,8 +82,7 @@ class NeMoGymResponseUsage(WireModel):
 
     def model_post_init(self, context: Any, /) -> None:
         """Count the details as given, so that every dump has them."""
-        given = self.__pydantic_fields_set__
-        given |= _DETAILS
+        self.model_fields_set.update(_DETAILS)
 
     @classmethod
     def sum_from_list(cls, usages: Iterable["NeMoGymResponseUsage"]) -> "NeMoGymResponseUsage":
@@ -104,17 +103,12 @@ def _add_usages(left: NeMoGymResponseUsage, right: NeMoGymResponseUsage) -> NeMo
 
 def _added(left: WireModel, right: WireModel) -> dict[str, int]:
     """The sums of what both sides count; a count that one side lacks is unknown."""
-    ours, theirs = _fields(left), _fields(right)
+    ours, theirs = dict(left), dict(right)
     return {
         name: count + theirs[name]
         for name, count in ours.items()
         if isinstance(count, int) and isinstance(theirs.get(name), int)
     }
-
-
-def _fields(counts: WireModel) -> dict[str, Any]:
-    """`dict(counts)`, which costs ten times as much."""
-    return {**counts.__dict__, **counts.__pydantic_extra__} if counts.__pydantic_extra__ else counts.__dict__
 
 
 def accumulate_response_usage(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from nemo_gym.errors import did_you_mean
@@ -25,20 +25,20 @@ _VERDICT = frozenset({"reward", "reward_components"})
 _OF_A_TRAINER = "_rowidx"
 """Marks a row whose sender keeps the row itself, and takes every number in the answer for a metric."""
 _FAILURE = ("_ng_failure", "_ng_no_persist")
-_SET_ASIDE = "nemo_gym_row"
 
 _Answer = TypeVar("_Answer")
 
 
-def _set_aside(row: BaseModel) -> BaseModel:
-    private = row.__pydantic_private__
-    if private is not None and _SET_ASIDE in private:
+def _set_aside(row: "BaseRunRequest") -> "BaseRunRequest":
+    if row._set_aside is not None:
         return row  # an object that is validated again, such as an answer with its row
-    extra = row.__pydantic_extra__
+    extra = row.model_extra
     if extra:
-        row.__pydantic_fields_set__.difference_update(extra)
-        object.__setattr__(row, "__pydantic_private__", {**(private or {}), _SET_ASIDE: extra})
-        object.__setattr__(row, "__pydantic_extra__", _report_of_failure(extra) if "reward" in row.__dict__ else {})
+        row.model_fields_set.difference_update(extra)
+        row._set_aside = dict(extra)
+        extra.clear()
+        if "reward" in type(row).model_fields:
+            extra.update(_report_of_failure(row._set_aside))
     return row
 
 
@@ -48,17 +48,17 @@ def _report_of_failure(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forget_verdict(row: BaseModel) -> BaseModel:
-    extra = row.__pydantic_extra__ or {}
+    extra = row.model_extra or {}
     forget(row, [name for name in extra if name in _VERDICT or name.startswith(_FAILURE)])
     return row
 
 
 def forget(row: BaseModel, names: Iterable[str]) -> None:
     """Drop undeclared fields of these names from a row whose type allows them."""
-    extra = row.__pydantic_extra__ or {}
+    extra = row.model_extra or {}
     for name in extra.keys() & set(names):
         extra.pop(name, None)
-        row.__pydantic_fields_set__.discard(name)
+        row.model_fields_set.discard(name)
 
 
 def undeclared_fields(row: BaseModel) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def undeclared_fields(row: BaseModel) -> dict[str, Any]:
     Left out are verdicts of an earlier run and names with an underscore in front, which belong to whoever sent the
     row. The row of a trainer has none: what it did not ask for would become a metric.
     """
-    private = row.__pydantic_private__
-    fields = private[_SET_ASIDE] if private is not None and _SET_ASIDE in private else row.__pydantic_extra__
+    aside = row._set_aside if isinstance(row, BaseRunRequest) else None
+    fields = row.model_extra if aside is None else aside
     back: dict[str, Any] = {}
     if fields and _OF_A_TRAINER not in fields:
         for name in fields:
@@ -79,8 +79,8 @@ def undeclared_fields(row: BaseModel) -> dict[str, Any]:
 
 def all_fields(row: BaseModel) -> dict[str, Any]:
     """Everything that came with a row: declared, allowed or set aside."""
-    private = row.__pydantic_private__ or {}
-    return {**private.get(_SET_ASIDE, {}), **(row.__pydantic_extra__ or {}), **row.__dict__}
+    aside = row._set_aside if isinstance(row, BaseRunRequest) else None
+    return {**(aside or {}), **dict(row)}
 
 
 def _inner_model(schema: Any) -> Any:
@@ -93,6 +93,8 @@ class BaseRunRequest(BaseModel):
     """A row: what to ask the model, and whatever the verifier wants to know."""
 
     responses_create_params: NeMoGymResponseCreateParamsNonStreaming
+    _set_aside: dict[str, Any] | None = PrivateAttr(None)
+    """The undeclared fields of a row; empty for an answer that has got those of its row."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -129,10 +131,13 @@ def with_row(answer: _Answer, row: BaseModel) -> _Answer:
         return {**back, **answer}  # type: ignore[return-value]
     if isinstance(answer, BaseRunRequest) and answer.model_config.get("extra", "allow") == "allow":
         said = _written_by(type(answer))
-        extra = {name: value for name, value in back.items() if name not in said}
-        marked = {**(answer.__pydantic_private__ or {}), _SET_ASIDE: None}
-        object.__setattr__(answer, "__pydantic_extra__", {**extra, **(answer.__pydantic_extra__ or {})})
-        object.__setattr__(answer, "__pydantic_private__", marked)
+        answer._set_aside = {}
+        extra = answer.model_extra
+        if extra is not None:
+            own = dict(extra)
+            extra.clear()
+            extra.update({name: value for name, value in back.items() if name not in said})
+            extra.update(own)
     return answer
 
 
