@@ -44,24 +44,11 @@ class Address(NamedTuple):
     host: str
     port: int
 
-    @property
-    def scheme(self) -> str:
-        """How it is spoken to."""
-        return "http"
 
-
-class TlsAddress(NamedTuple):
-    """Where a server listens that speaks TLS: never equal to an address where it would not."""
-
-    host: str
-    port: int
-    scheme: str = "https"
-
-
-def base_url(address: Address | TlsAddress) -> str:
-    """`http://host:port`, with an IPv6 host in brackets."""
+def base_url(address: Address) -> str:
+    """Return `http://host:port`, with an IPv6 host in brackets."""
     host, port = address.host, address.port
-    return f"{address.scheme}://[{host}]:{port}" if ":" in host else f"{address.scheme}://{host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @dataclass
@@ -206,7 +193,7 @@ def probe(address: Address, timeout_s: float = 5.0) -> ServerStatus:
 class Challenge:
     """One question to who listens at an address: do you know this token?"""
 
-    def __init__(self, address: Address | TlsAddress, token: str) -> None:
+    def __init__(self, address: Address, token: str) -> None:
         self._address = address
         self._token = token
         self._challenge = new_challenge()

@@ -241,10 +241,6 @@ class UnprovenServerError(aiohttp.ClientOSError):
     """What listens at an address did not prove that it has the run's token, so it was sent nothing."""
 
 
-class CannotConnectError(aiohttp.ClientOSError):
-    """No connection could be opened, so nothing was sent."""
-
-
 class NotHttpAnswerError(aiohttp.ClientConnectionError):
     """What answers does not speak HTTP."""
 

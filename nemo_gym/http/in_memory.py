@@ -31,7 +31,7 @@ from nemo_gym.rollout_correlation import without_rollout_prefix
 logger = logging.getLogger(__name__)
 
 CANCELLABLE_PATHS = frozenset({"/run", *MODEL_PATHS})
-"""Work that nobody but its caller has a use for, in either transport."""
+"""Paths of work that only its caller needs: it is cancelled when the caller is gone."""
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -160,7 +160,7 @@ class HostedApp:
 
 _HOSTED: dict[asyncio.AbstractEventLoop, dict[str, HostedApp]] = {}
 _RUNNING: set[asyncio.Task[None]] = set()
-"""Work under way, which nobody else may hold on to."""
+"""Tasks under way; the event loop itself holds them by weak references only."""
 
 
 def register_local_app(

@@ -31,7 +31,6 @@ from yarl import URL
 from nemo_gym.config.secrets import is_secret_key, mask_url_passwords
 from nemo_gym.http.errors import (
     AnswerTooLargeError,
-    CannotConnectError,
     MalformedResponseError,
     NotHttpAnswerError,
     NotHttpError,
@@ -66,7 +65,7 @@ NEVER_HEALS = (
     NotHttpAnswerError,
     AnswerTooLargeError,
 )
-NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnectError, UnprovenServerError)
+NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, UnprovenServerError)
 TRANSPORT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, *NEVER_HEALS)
 
 JSON_CONTENT_TYPE = "application/json"
